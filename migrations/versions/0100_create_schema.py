@@ -109,6 +109,8 @@ CREATE TABLE pipeline.subscriptions (
     workflow TEXT NOT NULL,
     topic TEXT NOT NULL,
     handler_id INTEGER NOT NULL,
+    backfill_until BIGINT,
+    backfill_after TEXT DEFAULT '' NOT NULL,
     CONSTRAINT subscriptions_pk PRIMARY KEY (workflow, topic, handler_id),
     CONSTRAINT subscriptions_handler_id_fk FOREIGN KEY(handler_id) REFERENCES pipeline.handlers (id)
 )
@@ -448,6 +450,17 @@ CREATE TABLE pipeline.archive (
 )
     """,
     """
+CREATE FUNCTION pipeline.routes(of text, names text[]) RETURNS TABLE (workflow text, topic text, handlers integer[])
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtext('pipeline.subscriptions'), hashtext(of));
+  RETURN QUERY SELECT t.workflow, t.name, ARRAY(
+      SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
+    FROM pipeline.topics t WHERE t.workflow = of AND t.name = ANY(names);
+END
+$$
+    """,
+    """
 CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation',
@@ -560,6 +573,7 @@ FUNCTIONS = (
     "refuse_transfer",
     "refuse_release",
     "refuse",
+    "routes",
     "oldest_compatible_code",
     "next_event_id",
     "uuid7",

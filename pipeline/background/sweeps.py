@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from pipeline.background import doctor, notifier, pruner, reconciler, redispatcher, rescuer
+from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer
 from pipeline.background.messages import SweepReport
 from pipeline.background.notifier import LogNotifier, Notifier
 from pipeline.background.reconciler import Reconciler
@@ -61,6 +61,9 @@ class Sweeps:
     def sessions(self) -> SweepReport:
         return rescuer.finish_sessions(self.db)
 
+    def backfill(self) -> SweepReport:
+        return backfiller.continue_backfills(self.db)
+
     def tick(self) -> SweepReport:
         return redispatcher.tick(self.db, self.scheduler, redispatch_after=self.redispatch_after)
 
@@ -102,6 +105,7 @@ DUTIES: Mapping[str, Duty] = {
     "reconcile": Duty(timedelta(seconds=10), Sweeps.reconcile),
     "maintenance": Duty(timedelta(minutes=1), Sweeps.maintenance),
     "sessions": Duty(timedelta(minutes=1), Sweeps.sessions),
+    "backfill": Duty(timedelta(seconds=10), Sweeps.backfill),
     "tick": Duty(timedelta(seconds=5), Sweeps.tick),
     "notices": Duty(timedelta(seconds=10), Sweeps.notices, moves_runs=False),
     "retention": Duty(timedelta(minutes=5), Sweeps.retention, moves_runs=False),

@@ -1,6 +1,7 @@
 """The order in which every transaction locks rows, so that two transactions never wait for each other.
 
-Within a table, rows are locked by id. A claim skips locked rows instead of waiting. There is no exception:
+Within a table, rows are locked by id. A claim skips locked rows instead of waiting. The subscriptions of a workflow are
+one lock, and come before every row: publishers share it, a deploy that changes them has it alone. No exception exists:
 ``tests/races/test_lock_order.py`` checks the statements, and ``tests/races/test_lock_order_of_transitions.py`` drives
 every transition and every sweep against this order.
 """

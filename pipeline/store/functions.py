@@ -39,6 +39,20 @@ CREATE FUNCTION pipeline.next_event_id() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$
 """
 
+#: Hold the subscriptions of a workflow until the transaction ends, then read them. A volatile function takes a new
+#: snapshot for each of its statements: a publisher that waited for a deploy sees what the deploy has changed.
+ROUTES = """
+CREATE FUNCTION pipeline.routes(of text, names text[]) RETURNS TABLE (workflow text, topic text, handlers integer[])
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtext('pipeline.subscriptions'), hashtext(of));
+  RETURN QUERY SELECT t.workflow, t.name, ARRAY(
+      SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
+    FROM pipeline.topics t WHERE t.workflow = of AND t.name = ANY(names);
+END
+$$
+"""
+
 REFUSE = """
 CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -145,6 +159,7 @@ CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMU
 
 BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, OLDEST_COMPATIBLE_CODE)
 AFTER_TABLES: tuple[str, ...] = (
+    ROUTES,
     REFUSE,
     REFUSE_RELEASE,
     REFUSE_TRANSFER,

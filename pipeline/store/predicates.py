@@ -62,10 +62,11 @@ IS_MISSING_WORKER = f"""{IS_UNCLAIMED} AND NOT h.retired AND EXISTS (
 
 
 def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
-    """The key is free: no event of it is reserved or offered, and none before this one backs off.
+    """The key is free: no event of it is reserved or offered, and none before this one backs off or is yet to come.
 
-    A skipped event holds its key until the run that tells ``next`` of it has committed. Such runs are few, so the
-    keys are found by way of them; the delivery itself does not differ from one that was skipped long ago.
+    While a topic is backfilled, events of every key are yet to come. A skipped event holds its key until the run that
+    tells ``next`` of it has committed. Such runs are few, so the keys are found by way of them; the delivery itself
+    does not differ from one that was skipped long ago.
     """
     return f"""(NOT {ordered} OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
@@ -84,7 +85,9 @@ def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
         SELECT event_ids, mutation_outcome FROM pipeline.runs
         WHERE workflow = {workflow} AND handler_id = {handler} AND retry_pending
       ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id)
-        WHERE r.mutation_outcome = '{MutationOutcome.SKIPPED}')), false)))"""
+        WHERE r.mutation_outcome = '{MutationOutcome.SKIPPED}')), false)
+    AND NOT EXISTS (SELECT FROM pipeline.subscriptions b
+      WHERE b.workflow = {workflow} AND b.handler_id = {handler} AND b.backfill_until IS NOT NULL)))"""
 
 
 def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:

@@ -320,6 +320,21 @@ class SubscribedHandlerRow(Protocol):
     handler_id: int
 
 
+class OpenBackfillRow(SubscribedHandlerRow, Protocol):
+    """A consumer that is yet to be handed earlier events of a topic, and how far that has come."""
+
+    workflow: str
+    backfill_until: EventId
+    backfill_after: str
+
+
+class BackfillRow(Protocol):
+    """What a page of a backfill has delivered, and whether it was the last."""
+
+    delivered: int
+    is_done: bool
+
+
 class MaintenanceTaskIdRow(Protocol):
     """The id of a maintenance task."""
 

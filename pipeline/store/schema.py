@@ -231,6 +231,8 @@ class SubscriptionRow(Protocol):
     workflow: str
     topic: str
     handler_id: int = column(sa.ForeignKey(handlers.c.id))
+    backfill_until: EventId | None  #: earlier events up to this one are still being delivered; None: all are
+    backfill_after: str = column(default="''")  #: message id of the last one that was
 
 
 subscriptions = table(

@@ -56,6 +56,7 @@ def publish(
     rows = event_rows(_deduplicate(events, replace=replace), limits)
     _check_topics(tx, workflow, events)
     if replace:
+        tx.all(workflow_store.SHARE_SUBSCRIPTIONS, workflow=workflow)  # a deploy locks them before the workflow too
         tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow])  # no run is created between the read and the write
     new: dict[tuple[str, str], EventId] = {}
     for part in encode_row_parts(rows):

@@ -9,12 +9,15 @@ from pipeline.domain.values import DEFAULT_LIMITS, HandlerSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind, StartAt, count_problem
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
+from pipeline.store.rows import OpenBackfillRow
 from pipeline.store.schema import WorkflowRow
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import workflows as workflow_store
 
 #: How many fingerprints of one version are known: more deployments do not run side by side.
 _MAX_FINGERPRINTS = 20
+#: How many earlier events one transaction delivers: about a tenth of a second.
+BACKFILL_PAGE_SIZE = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,13 @@ class Registration:
     restored: tuple[str, ...] = ()  #: descriptions of what older code has and newer code had removed
 
 
-def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
+def register(tx: Transaction, spec: WorkflowSpec, *, page_size: int = BACKFILL_PAGE_SIZE) -> Registration:
     """Bring workflow, topics, handlers and subscriptions in line with what the code declares.
 
     An operator's pause, blocks, states and maintenance are left as they are. A handler that is gone
     from the code is retired, never deleted. A consumer that joins a topic with ``earliest`` gets
-    every event that topic has ever had. New code may want events that the old code declined: they are offered again.
+    every event that topic has ever had: the first ``page_size`` now, the others by ``backfill_page``. New code may want
+    events that the old code declined: they are offered again.
 
     Older code takes nothing away, and gets back what newer code had taken from it: events that are
     published while it serves must reach its handlers. Of a lower version, it changes nothing else. Of
@@ -47,10 +51,9 @@ def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
     missing = _missing_parts(tx, spec) if is_older else []
     declared, existing = _declared_subscriptions(spec), work.subscriptions_by_name(tx, spec.name)
     resubscribed = not declared <= existing if is_older else declared != existing
-    if resubscribed:
-        tx.execute(
-            workflow_store.LOCK_SUBSCRIPTIONS
-        )  # before any row: a committing worker takes them in this order too
+    if resubscribed:  # before any row: publishers and committing workers take them in this order too
+        tx.all(workflow_store.LOCK_SUBSCRIPTIONS, workflow=spec.name)
+        tx.all(workflow_store.LOCK_BACKFILL)
     is_new_code = before is not None and not is_lower and before.fingerprint != spec.fingerprint
     is_offering_again = before is not None and (is_new_code or resubscribed or bool(missing))
     if is_offering_again:
@@ -61,6 +64,8 @@ def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
     else:
         _update_to_spec(tx, spec, before, is_retiring=not is_older)
     _subscribe(tx, spec, is_removing=not is_older)
+    for joined in work.open_backfills(tx, spec.name) if resubscribed else ():
+        _fill(tx, joined, page_size)
     if is_offering_again:
         tx.execute(handler_store.CLEAR_IDLE, workflow=spec.name)
     if missing:
@@ -140,7 +145,7 @@ def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: WorkflowRow | N
 
 
 def _subscribe(tx: Transaction, spec: WorkflowSpec, *, is_removing: bool) -> None:
-    """Change who listens to what. Publishers are held off only when something really changes."""
+    """Change who listens to what. Publishers of this workflow wait only if something really changes."""
     handlers = {row.name: row for row in work.handlers(tx, spec.name)}
     declared = {
         (topic, handlers[handler.name].id): handler for handler in spec.handlers for topic in handler.subscribes
@@ -152,9 +157,41 @@ def _subscribe(tx: Transaction, spec: WorkflowSpec, *, is_removing: bool) -> Non
         if (topic, handler_id) in existing:
             continue
         row = {"workflow": spec.name, "topic": topic, "handler_id": handler_id}
-        tx.execute(workflow_store.INSERT_SUBSCRIPTION, **row)
-        if handler.start_at is StartAt.EARLIEST:
-            tx.execute(workflow_store.BACKFILL, **row)
+        is_backfilled = handler.start_at is StartAt.EARLIEST
+        tx.execute(workflow_store.INSERT_SUBSCRIPTION, **row, is_backfilled=is_backfilled)
+
+
+def backfill_page(tx: Transaction, workflow: str, *, page_size: int = BACKFILL_PAGE_SIZE) -> bool:
+    """Deliver the next earlier events to a consumer that has joined a topic of this workflow.
+
+    Returns whether more may be left. The position is stored with the subscription, so a backfill that was interrupted
+    is continued by any later call. Registrations and pages of one workflow are one after the other.
+    """
+    tx.all(workflow_store.LOCK_REGISTRATION, name=workflow)
+    tx.all(workflow_store.LOCK_BACKFILL)
+    joined = work.open_backfills(tx, workflow)
+    if joined:
+        _fill(tx, joined[0], page_size)
+    return bool(joined)
+
+
+def _fill(tx: Transaction, joined: OpenBackfillRow, page_size: int) -> None:
+    page = tx.one(
+        workflow_store.BACKFILL_PAGE,
+        workflow=joined.workflow,
+        topic=joined.topic,
+        handler_id=joined.handler_id,
+        after=joined.backfill_after,
+        until=joined.backfill_until,
+        limit=page_size,
+    )
+    tx.log_on_commit(
+        "workflow.backfilled",
+        workflow=joined.workflow,
+        handler_id=joined.handler_id,
+        events=page.delivered,
+        is_done=page.is_done,
+    )
 
 
 def _check_spec(spec: WorkflowSpec) -> None:

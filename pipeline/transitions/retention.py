@@ -44,7 +44,7 @@ def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
     kept_for = getattr(shortest, walk.retention_field)
     if kept_for is None:
         return PrunedPage(dropped=0, is_last=True)
-    tx.execute(retention_store.LOCK_SUBSCRIPTIONS_SHARED)
+    tx.all(retention_store.LOCK_PRUNING)
     place = tx.first(sweep_store.CURSOR, name=name)
     position = place.position if place else walk.start
     page = tx.first(walk.statement, position=position, limit=limit, shortest=kept_for)

@@ -74,11 +74,14 @@ def rescue(
     return _stop(tx, rows, dict.fromkeys(ids, failure), jitter)
 
 
-def lock_workflows(tx: Transaction, leases: Iterable[RunLease]) -> None:
+def lock_workflows(tx: Transaction, leases: Iterable[RunLease], *, committing: Iterable[RunLease] = ()) -> None:
     """Lock the workflows of runs that this transaction stops after it has written something else.
 
-    A stop locks the workflow of its run. Called first, this keeps the lock order.
+    A stop locks the workflow of its run. Called first, this keeps the lock order. Runs that the same transaction
+    commits may publish: their subscriptions are locked before any workflow.
     """
+    if ids := [str(lease.run_id) for lease in committing]:
+        tx.all(workflow_store.SHARE_SUBSCRIPTIONS_OF_RUNS, ids=ids)
     tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(lease.run_id) for lease in leases])
 
 

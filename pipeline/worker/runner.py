@@ -262,7 +262,7 @@ class Runner:
             if lock_wait is not None:
                 tx.set_lock_timeout(lock_wait)
             if failed:
-                stops.lock_workflows(tx, (item.lease for item in failed))
+                stops.lock_workflows(tx, (item.lease for item in failed), committing=(item.lease for item in items))
             landing: BatchResult[RunRow] = verb(tx, items) if items else BatchResult(updated=())
             refused = [
                 RunFailure(

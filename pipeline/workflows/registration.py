@@ -28,10 +28,17 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
         if registered.is_older:
             _log_older_code(workflow, registered)
     for name in registry.workflows:
+        while _backfill(db, name):
+            pass
         with db.transaction() as tx:
             workflows.clear_unclaimed(
                 tx, name, {handler for workflow, handler in registry.handlers if workflow == name}
             )
+
+
+def _backfill(db: Database, workflow: str) -> bool:
+    with db.transaction() as tx:
+        return registration.backfill_page(tx, workflow)
 
 
 def _log_older_code(workflow: Workflow, registered: Registration) -> None:

@@ -10,7 +10,7 @@ from pipeline.domain.values import HandlerSpec, NewEvent, RunOutput
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
 from pipeline.transitions import events, registration, runs
-from tests.factories import IN, a_run, a_workflow, held, some_events, the_run
+from tests.factories import IN, OUT, a_run, a_workflow, held, some_events, the_run
 from tests.support.concurrent_transactions import meanwhile, raced, wait_until_blocked_by
 from tests.support.transition_steps import a_handler
 
@@ -19,13 +19,14 @@ def test_a_deploy_that_changes_who_listens_waits_for_a_committing_worker_and_not
     spec = a_workflow(db, concurrency=2)
     some_events(db, "m1", "m2")
     first, second = a_run(db, Phase.EMITTING), a_run(db, Phase.EMITTING)
+    made = NewEvent(topic=OUT, message_id="made", payload={})
     late = replace(spec, handlers=(*spec.handlers, HandlerSpec(name="late", subscribes=(IN,))))
     with meanwhile(db, lambda tx: registration.register(tx, late)) as deploy:
         with db.transaction() as worker:
-            runs.commit(worker, [RunOutput(lease=held(first))]).only()
+            runs.commit(worker, [RunOutput(lease=held(first), events=(made,))]).only()
             deployed = deploy()
             wait_until_blocked_by(db, worker)
-            runs.commit(worker, [RunOutput(lease=held(second), state={"n": 1}, has_state=True)]).only()
+            runs.commit(worker, [RunOutput(lease=held(second), events=(made,), state={"n": 1}, has_state=True)]).only()
         deployed.result(timeout=60)
     assert a_handler(db).state == {"n": 1}
     with db.transaction() as tx:

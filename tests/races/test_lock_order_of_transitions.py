@@ -6,6 +6,7 @@ alone, with every table held in turn by another connection, and the proof covers
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -30,7 +31,7 @@ from pipeline.domain.values import (
     TopicSpec,
     WorkflowSpec,
 )
-from pipeline.domain.workflows import BlockKind
+from pipeline.domain.workflows import BlockKind, StartAt
 from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import work
 from pipeline.testing import Does
@@ -54,6 +55,7 @@ from pipeline.worker.runner import process_name
 from tests.factories import (
     IN,
     LEASE,
+    OUT,
     SOMEBODY,
     TIMEOUT,
     a_failure,
@@ -66,7 +68,7 @@ from tests.factories import (
     the_run,
 )
 from tests.support.concurrent_transactions import meanwhile, wait_until_blocked_by
-from tests.support.held_tables import recorded_tables, tables_held_too_early
+from tests.support.held_tables import recorded_tables, tables_held_before_subscriptions, tables_held_too_early
 from tests.support.scripted_consumers import Shop
 from tests.support.source_code import ROOT
 from tests.support.table_reads import one
@@ -77,6 +79,7 @@ Act = Callable[[Transaction, Any], object]
 
 MAIL = ("mail", "send")
 NEW = NewEvent(topic=IN, message_id="m9", payload={})
+MADE = NewEvent(topic=OUT, message_id="made", payload={})
 AGAIN = NewEvent(topic=IN, message_id="m3", payload={"n": 9})
 
 
@@ -179,8 +182,39 @@ def declined(db: Database) -> WorkflowSpec:
     """A workflow of several places with a declined event, and the next version of its code."""
     (run, *_) = started(db, 1)
     prepared(db, preparing(db, run))
+    return declined_spec("new")
+
+
+def declined_spec(fingerprint: str) -> WorkflowSpec:
     handlers = (HandlerSpec(name="send", subscribes=(IN,)),)
-    return WorkflowSpec(name="billing", fingerprint="new", topics=(TopicSpec(name=IN),), handlers=handlers)
+    return WorkflowSpec(name="billing", fingerprint=fingerprint, topics=(TopicSpec(name=IN),), handlers=handlers)
+
+
+def joining(spec: WorkflowSpec) -> WorkflowSpec:
+    """The code with a consumer that joins from the start."""
+    late = HandlerSpec(name="late", subscribes=(IN,), start_at=StartAt.EARLIEST)
+    return replace(spec, handlers=(*spec.handlers, late))
+
+
+def backfilling(db: Database) -> None:
+    """A consumer that was handed the first of three events only."""
+    a_run(db, Phase.PREPARED)
+    spec = declined_spec("newer")
+    with db.transaction() as tx:
+        registration.register(tx, joining(spec), page_size=1)
+
+
+def two_emitting(db: Database) -> Any:
+    a_workflow(db, concurrency=2)
+    return a_run(db, Phase.EMITTING), a_run(db, Phase.EMITTING)
+
+
+def commit_beside_a_stop(tx: Transaction, both: Any) -> None:
+    """A cohort of two runs, as a worker records it: one has failed, the other publishes."""
+    failed, landed = both
+    stops.lock_workflows(tx, [held(failed)], committing=[held(landed)])
+    runs.commit(tx, [RunOutput(lease=held(landed), events=(MADE,))]).only()
+    stops.stop(tx, [RunFailure(lease=held(failed), failure=a_failure(FailureKind.TRANSIENT))]).only()
 
 
 def open_breaker(db: Database) -> Any:
@@ -256,6 +290,7 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
         at(Phase.EMITTING),
         lambda tx, run: runs.commit(tx, [RunOutput(lease=held(run), state={"n": 1}, has_state=True)]).only(),
     ),
+    "runs.commit beside a stop": (two_emitting, commit_beside_a_stop),
     "runs.commit_producer": (
         lambda db: a_producer_run(db),
         lambda tx, run: runs.commit_producer(tx, [RunOutput(lease=held(run), state={"n": 1}, has_state=True)]).only(),
@@ -345,6 +380,14 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
         lambda tx, run: events.skip_with_run(tx, "billing", "send", run.event_ids[0], SOMEBODY),
     ),
     "registration.register": (declined, registration.register),
+    "registration.register more topics": (
+        declined,
+        lambda tx, spec: registration.register(tx, joining(spec)),
+    ),
+    "registration.backfill_page": (
+        backfilling,
+        lambda tx, _: registration.backfill_page(tx, "billing"),
+    ),
     "workflows.clear_unclaimed": (withdrawn, lambda tx, _: workflows.clear_unclaimed(tx, "billing", ["send"])),
     "workflows.pause": (at(Phase.PREPARED), lambda tx, _: workflows.pause(tx, "billing", SOMEBODY)),
     "workflows.resume": (failed, lambda tx, _: workflows.resume(tx, "billing", SOMEBODY)),
@@ -413,6 +456,18 @@ def test_a_transition_holds_no_later_table_while_it_waits_for_an_earlier_one(db:
     some_events(db, "m1", "m2", "m3")
     state = reach(db)
     assert tables_held_too_early(db, lambda tx: act(tx, state)) == []
+
+
+@pytest.mark.broken_on_purpose
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_a_transition_holds_no_row_while_it_waits_for_a_deploy_that_changes_subscriptions(
+    db: Database, name: str
+) -> None:
+    reach, act = TRANSITIONS[name]
+    a_workflow(db, retention=Retention(done=timedelta(hours=1), ledger=timedelta(hours=1)))
+    some_events(db, "m1", "m2", "m3")
+    state = reach(db)
+    assert tables_held_before_subscriptions(db, "billing", lambda tx: act(tx, state)) == []
 
 
 def test_phases_and_sweeps_lock_whole_transactions_in_the_order(db: Database) -> None:

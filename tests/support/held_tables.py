@@ -3,7 +3,7 @@
 Nothing is read from the text of statements, so an UPDATE counts as well as a FOR UPDATE.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from pipeline.domain.lock_order import LOCK_ORDER
 from pipeline.store.database import Database, Transaction
+from pipeline.store.writes import workflows
 from tests.support.wait import wait_for
 
 _PATIENCE = timedelta(minutes=1)
@@ -30,6 +31,24 @@ def tables_held_too_early(db: Database, act: Callable[[Transaction], object]) ->
     Each table in turn is locked by another connection. The transaction is rolled back every time.
     """
 
+    return [
+        (held, table)
+        for number, table in enumerate(LOCK_ORDER, start=1)
+        for held in _held_while_waiting(
+            db, f"SELECT 1 FROM pipeline.{table} FOR NO KEY UPDATE", act, among=LOCK_ORDER[number:]
+        )
+    ]
+
+
+def tables_held_before_subscriptions(db: Database, workflow: str, act: Callable[[Transaction], object]) -> list[str]:
+    """Tables that a transaction locks before the subscriptions of a workflow, which come before every table."""
+    lock = str(workflows.LOCK_SUBSCRIPTIONS).replace(":workflow", f"'{workflow}'")
+    return _held_while_waiting(db, lock, act, among=LOCK_ORDER)
+
+
+def _held_while_waiting(
+    db: Database, lock: str, act: Callable[[Transaction], object], *, among: Sequence[str]
+) -> list[str]:
     def attempt() -> None:
         try:
             with db.transaction() as tx:
@@ -39,17 +58,12 @@ def tables_held_too_early(db: Database, act: Callable[[Transaction], object]) ->
         except _RollBackError:
             pass
 
-    return [pair for table in LOCK_ORDER for pair in _held_while_waiting(db, table, attempt)]
-
-
-def _held_while_waiting(db: Database, table: str, attempt: Callable[[], None]) -> list[tuple[str, str]]:
     with ThreadPoolExecutor(max_workers=1) as pool:
         with db.engine.begin() as holder:
-            holder.execute(text(f"SELECT 1 FROM pipeline.{table} FOR NO KEY UPDATE"))
+            holder.execute(text(lock))
             pid = holder.execute(text("SELECT pg_backend_pid()")).scalar_one()
             ended = pool.submit(attempt)
-            later = LOCK_ORDER[LOCK_ORDER.index(table) + 1 :]
-            found = [(held, table) for held in later if _is_held(db, held)] if _is_blocked(db, pid, ended) else []
+            found = [held for held in among if _is_held(db, held)] if _is_blocked(db, pid, ended) else []
         ended.result(timeout=60)
     return found
 

@@ -31,7 +31,7 @@ DAY = timedelta(days=1)
 MONTH = Retention(done=30 * DAY, ledger=365 * DAY)
 CLERK = Actor(name="clerk", reason="asked for it")
 TABLES = ("events", "deliveries", "runs", "mutations", "sessions", "audit", "blocks", "archive")
-_WAITING = Statement[Any]("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.subscriptions'::regclass")
+_WAITING = Statement[Any]("SELECT pid FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")
 _SIZE = text("""
 SELECT CAST(sum(pg_total_relation_size(t)) AS bigint)
 FROM unnest(ARRAY['pipeline.events', 'pipeline.deliveries', 'pipeline.runs', 'pipeline.mutations']::regclass[]) AS t

@@ -29,6 +29,7 @@ from pipeline.store.rows import (
     MutationIdRow,
     NameRow,
     OfferedEventRow,
+    OpenBackfillRow,
     PendingEventRow,
     PublishableTopicRow,
     RefusedInputRow,
@@ -115,6 +116,10 @@ WHERE workflow = :workflow
 _SUBSCRIPTIONS = Statement[SubscribedHandlerRow](
     "SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow"
 )
+_OPEN_BACKFILLS = Statement[OpenBackfillRow]("""
+SELECT workflow, topic, handler_id, backfill_until, backfill_after FROM pipeline.subscriptions
+WHERE workflow = coalesce(:workflow, workflow) AND backfill_until IS NOT NULL ORDER BY workflow, topic, handler_id
+""")
 _OPEN_BLOCKS = Statement[BlockRow](
     "SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id"
 )
@@ -305,6 +310,11 @@ def publishable_topics(tx: Transaction, workflow: str) -> Sequence[PublishableTo
 def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:
     """Who listens to what in a workflow."""
     return {(row.topic, row.handler_id) for row in tx.all(_SUBSCRIPTIONS, workflow=workflow)}
+
+
+def open_backfills(tx: Transaction, workflow: str | None = None) -> Sequence[OpenBackfillRow]:
+    """Subscriptions of a workflow, or of all, whose earlier events are not all delivered."""
+    return tx.all(_OPEN_BACKFILLS, workflow=workflow)
 
 
 def subscriptions_by_name(tx: Transaction, workflow: str) -> set[tuple[str, str]]:

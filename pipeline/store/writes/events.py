@@ -28,14 +28,15 @@ _SELECTED = ", ".join(
     f"coalesce(g.{name}, 'null')" if kind == "JSONB" else f"g.{name}" for name, kind in _GIVEN.items()
 )
 
-#: Insert the rows of ``given`` as events and hand each to the consumers subscribed to its topic.
+#: Insert the rows of ``given`` as events and hand each to the consumers that ``routes`` names for its topic. ``routes``
+#: has waited for a deploy that changes them; nothing is numbered, locked or written before.
 #: A repeat of a message id is a no-op, within the cohort as well. One unknown topic refuses them all.
 #: Ids follow the caller's order; rows are written in the order of their names, so that two publishers
 #: of the same events cannot wait for each other in a circle.
 _INSERT_EVENTS = f"""
 unknown AS (
   SELECT DISTINCT g.workflow, g.topic FROM given g
-  WHERE NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = g.workflow AND t.name = g.topic)
+  WHERE NOT EXISTS (SELECT FROM routes t WHERE t.workflow = g.workflow AND t.topic = g.topic)
 ), numbered AS MATERIALIZED (
   SELECT g.*, pipeline.next_event_id() AS id
   FROM (SELECT * FROM given WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY run, n) g
@@ -48,13 +49,15 @@ unknown AS (
 ), delivered AS (
   INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
   SELECT f.id, s.handler_id, f.topic, f.key FROM fresh f
-  JOIN pipeline.subscriptions s ON s.workflow = f.workflow AND s.topic = f.topic
+  JOIN routes t ON t.workflow = f.workflow AND t.topic = f.topic, unnest(t.handlers) AS s(handler_id)
 )"""
 
 PUBLISH = Statement[PublishedEventRow](f"""
-WITH given AS (
+WITH given AS MATERIALIZED (
   SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
   FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
+), routes AS MATERIALIZED (
+  SELECT * FROM pipeline.routes(:workflow, ARRAY(SELECT DISTINCT topic FROM given))
 ), {_INSERT_EVENTS}
 SELECT id, topic, message_id FROM fresh ORDER BY id
 """)
@@ -63,22 +66,30 @@ SELECT id, topic, message_id FROM fresh ORDER BY id
 #: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
 #: emitted, consume what it reserved (what an operator skipped stays skipped), forget the handler's
 #: failures, and let an ordered consumer that was idle behind a key of this run prepare again. ``caused_by``
-#: is the set of root events of the run's inputs.
+#: is the set of root events of the run's inputs. A commit that publishes nothing waits for no deploy.
 def _commit_sql(phase: Phase, kind: HandlerKind) -> str:
     return f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
+), emitted AS MATERIALIZED (
+  SELECT * FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_EVENT_COLUMNS})
+), routes AS MATERIALIZED (
+  SELECT t.* FROM (
+    SELECT r.workflow, array_agg(DISTINCT g.topic) AS topics
+    FROM emitted g JOIN pipeline.runs r ON r.id = g.run AND r.id = ANY(ARRAY(SELECT run FROM emitted))
+    GROUP BY r.workflow ORDER BY r.workflow
+  ) w CROSS JOIN LATERAL pipeline.routes(w.workflow, w.topics) t
 ), locked AS (
   SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
     AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{phase}' AND h.kind = '{kind}'
+    AND (SELECT count(*) FROM routes) >= 0
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), held AS (
   SELECT l.* FROM locked l WHERE NOT EXISTS (
-    SELECT FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(run uuid, topic text)
-    WHERE g.run = l.id
-      AND NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = l.workflow AND t.name = g.topic))
+    SELECT FROM emitted g
+    WHERE g.run = l.id AND NOT EXISTS (SELECT FROM routes t WHERE t.workflow = l.workflow AND t.topic = g.topic))
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.COMMITTED}', status = '{RunStatus.COMMITTED}', finished_at = pipeline.clock(),
@@ -96,15 +107,14 @@ WITH requested AS (
   RETURNING d.run_id
 ), roots AS (
   SELECT e.run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
-  FROM (SELECT DISTINCT g.run FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(run uuid)) e
+  FROM (SELECT DISTINCT g.run FROM emitted g) e
   JOIN inputs n ON n.id = e.run
   JOIN pipeline.events i ON i.id = n.event_id,
   unnest(CASE WHEN i.caused_by = '{{}}' THEN ARRAY[i.id] ELSE i.caused_by END) AS root(id)
   GROUP BY e.run
 ), given AS (
   SELECT g.*, h.workflow, roots.caused_by
-  FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_EVENT_COLUMNS})
-  JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
+  FROM emitted g JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
 ), {_INSERT_EVENTS}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),

@@ -7,13 +7,13 @@ work still needs stays however old it is.
 """
 
 from pipeline.domain.states import RunStatus
-from pipeline.store.database import Command, Statement
+from pipeline.store.database import Statement, UnreadRow
 from pipeline.store.predicates import DONE_DELIVERY
 from pipeline.store.rows import PageRow, RetentionRow
 
-#: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the
-#: opposite lock, and must not be handed one that is on its way out.
-LOCK_SUBSCRIPTIONS_SHARED = Command("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
+#: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the shared
+#: lock (``LOCK_BACKFILL``), and must not be handed one that is on its way out.
+LOCK_PRUNING = Statement[UnreadRow]("SELECT pg_advisory_xact_lock(hashtext('pipeline.backfill'))")
 
 SHORTEST_RETENTION = Statement[RetentionRow](
     "SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows"
@@ -31,11 +31,12 @@ FROM page p
 
 _BY_NUMBER, _BY_UUID = _page_summary("max(p.id)"), _page_summary("max(CAST(p.id AS text))")
 
-#: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. The inputs of
+#: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. What a consumer
+#: that has joined its topic is yet to be handed stays. The inputs of
 #: a mutation that is still monitored stay: if a late effect is found, they name the replacement run.
 PRUNE_EVENTS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
-  SELECT e.id, e.created_at AS at, w.keep_done, w.archives
+  SELECT e.id, e.workflow, e.topic, e.created_at AS at, w.keep_done, w.archives
   FROM pipeline.events e LEFT JOIN pipeline.workflows w ON w.name = e.workflow
   WHERE e.id > CAST(:position AS bigint) ORDER BY e.id LIMIT :limit
 ), gone AS MATERIALIZED (
@@ -44,6 +45,8 @@ WITH page AS MATERIALIZED (
     SELECT FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
     WHERE d.event_id = p.id AND (d.status NOT IN {DONE_DELIVERY} OR r.retry_pending
       OR (r.id IS NOT NULL AND r.finished_at IS NULL) OR r.finished_at >= pipeline.clock() - p.keep_done))
+    AND NOT EXISTS (SELECT FROM pipeline.subscriptions s
+      WHERE s.workflow = p.workflow AND s.topic = p.topic AND s.backfill_until >= p.id)
     AND p.id NOT IN (SELECT unnest(r.event_ids) FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
                      WHERE m.next_monitor_at IS NOT NULL)
 ), delivered AS (

@@ -5,7 +5,7 @@ committing workers never touch it. Only ``transitions`` may import this.
 """
 
 from pipeline.store.database import Command, Statement, UnreadRow
-from pipeline.store.rows import MaintenanceTaskIdRow, NameRow
+from pipeline.store.rows import BackfillRow, MaintenanceTaskIdRow, NameRow
 from pipeline.store.schema import BlockRow
 
 LOCK_WORKFLOWS = Statement[NameRow](
@@ -48,12 +48,23 @@ ON CONFLICT (workflow, name) DO NOTHING
 """)
 
 
-#: Waits for every open publisher and makes later ones see the new subscriptions: the backfill that
-#: follows can then neither miss an event nor deliver it twice.
-LOCK_SUBSCRIPTIONS = Command("LOCK TABLE pipeline.subscriptions IN ACCESS EXCLUSIVE MODE")
+#: Waits for every open publisher of the workflow and makes later ones see the new subscriptions: the backfill that
+#: follows can then neither miss an event nor deliver it twice. ``pipeline.routes`` takes the same lock, shared.
+LOCK_SUBSCRIPTIONS = Statement[UnreadRow](
+    "SELECT pg_advisory_xact_lock(hashtext('pipeline.subscriptions'), hashtext(:workflow))"
+)
+#: For a transaction that locks rows before it publishes.
+SHARE_SUBSCRIPTIONS = Statement[UnreadRow]("SELECT count(*) FROM pipeline.routes(:workflow, '{}')")
+SHARE_SUBSCRIPTIONS_OF_RUNS = Statement[UnreadRow]("""
+SELECT count(*) FROM (
+  SELECT DISTINCT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.workflow
+) w CROSS JOIN LATERAL pipeline.routes(w.workflow, '{}')
+""")
 
+#: Events up to ``backfill_until`` are those of publishers that have ended: the lock above has waited for the others.
 INSERT_SUBSCRIPTION = Command("""
-INSERT INTO pipeline.subscriptions (workflow, topic, handler_id) VALUES (:workflow, :topic, :handler_id)
+INSERT INTO pipeline.subscriptions (workflow, topic, handler_id, backfill_until)
+VALUES (:workflow, :topic, :handler_id, CASE WHEN :is_backfilled THEN (SELECT last_value FROM pipeline.event_ids) END)
 ON CONFLICT DO NOTHING
 """)
 
@@ -61,13 +72,28 @@ DELETE_SUBSCRIPTION = Command("""
 DELETE FROM pipeline.subscriptions WHERE workflow = :workflow AND topic = :topic AND handler_id = :handler_id
 """)
 
-BACKFILL = Command("""
-WITH filled AS (
+#: Pruning and backfilling take turns: a consumer must not be handed an event that is on its way out.
+LOCK_BACKFILL = Statement[UnreadRow]("SELECT pg_advisory_xact_lock_shared(hashtext('pipeline.backfill'))")
+
+#: Deliver the next earlier events of a topic to a consumer that has joined it, in the order of the index on message
+#: ids. An ordered consumer waits for the last page, and has seen none of it when it comes.
+BACKFILL_PAGE = Statement[BackfillRow]("""
+WITH page AS MATERIALIZED (
+  SELECT e.id, e.key, e.message_id FROM pipeline.events e
+  WHERE e.workflow = :workflow AND e.topic = :topic AND e.message_id > :after AND e.id <= :until
+  ORDER BY e.message_id LIMIT :limit
+), filled AS (
   INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
-  SELECT e.id, :handler_id, e.topic, e.key FROM pipeline.events e WHERE e.workflow = :workflow AND e.topic = :topic
-  ORDER BY e.id ON CONFLICT DO NOTHING RETURNING event_id
+  SELECT p.id, :handler_id, :topic, p.key FROM page p ORDER BY p.id ON CONFLICT DO NOTHING RETURNING event_id
+), lowered AS (
+  UPDATE pipeline.handlers SET low_watermark = 0, idle_snapshot = NULL
+  WHERE id = :handler_id AND (SELECT count(*) FROM filled) >= 0
 )
-UPDATE pipeline.handlers SET low_watermark = 0 WHERE id = :handler_id AND EXISTS (SELECT FROM filled)
+UPDATE pipeline.subscriptions s SET backfill_after = coalesce(p.last_id, s.backfill_after),
+  backfill_until = CASE WHEN p.number = :limit THEN s.backfill_until END
+FROM (SELECT count(*) AS number, max(message_id) AS last_id FROM page) p
+WHERE s.workflow = :workflow AND s.topic = :topic AND s.handler_id = :handler_id
+RETURNING s.backfill_until IS NULL AS is_done, (SELECT count(*) FROM filled) AS delivered
 """)
 
 
