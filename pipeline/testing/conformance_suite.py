@@ -5,7 +5,8 @@ effects that really happened. Each case calls the mutation, breaks something, an
 
 - an error that reads "it did not happen" means that it did not happen and will not happen;
 - a result means that it happened once;
-- a reconcile finds the effect if and only if it is there.
+- a reconcile finds the effect if and only if it is there;
+- a repeat under an honoured key never says that the first request did not happen.
 """
 
 import secrets
@@ -43,6 +44,10 @@ class Case(StrEnum):
     RECONCILE_BEFORE = "reconcile-before"  #: nothing was ever sent
     RECONCILE_AFTER = "reconcile-after"  #: it happened
     RECONCILE_CUT_OFF = "reconcile-cut-off"  #: it happened, and the server does not answer the reconcile
+    KEY_REPLAY = "key-replay"  #: keyed: the answer is lost, and the same call is made again
+    KEY_OTHER_REQUEST = "key-other-request"  #: keyed: another request under the key of one that happened
+    KEY_KEPT_ERROR = "key-kept-error"  #: keyed, HTTP: the server keeps its own 500 under the key
+    KEY_EXPIRED = "key-expired"  #: keyed: the same call after the server has forgotten the key
 
 
 CASES = tuple(Case)  #: every case, in the order in which they are tried
@@ -67,6 +72,8 @@ class Subject:
     settle: timedelta | None = None  #: by default that of the operation
     slack: float = 0.5  #: the share of the timeout by which a call may overrun it
     result_parts: Collection[str] = ()  #: parts of a result that a reconcile must return too: ``id``, ``body.id``
+    other_params: Mapping[str, Any] | Callable[[str], Mapping[str, Any]] | None = None  #: of another request
+    forget_keys: Callable[[], None] | None = None  #: lets the server forget its keys, as after ``key_lifetime``
     secrets: Collection[str] = ()  #: texts that no error may contain, besides the connector's ``SecretStr`` attributes
 
     @property
@@ -140,10 +147,8 @@ def check_case(subject: Subject, case: Case) -> CaseResult:
 
 def run_case(subject: Subject, case: Case) -> CaseResult:
     """Run one case and return its result."""
-    if case in _HTTP_ONLY and not subject.is_http:
-        return CaseResult(case=case, status="not applicable", notes=["only for HTTP"])
-    if case in _RECONCILE_CASES and not subject.declared_operation.can_reconcile:
-        return CaseResult(case=case, status="not applicable", notes=["the operation has no reconcile"])
+    if reason := _inapplicable_reason(subject, case):
+        return CaseResult(case=case, status="not applicable", notes=[reason])
     subject.proxy.restore()
     trial = _CaseRun(subject, case)
     try:
@@ -151,6 +156,28 @@ def run_case(subject: Subject, case: Case) -> CaseResult:
     finally:
         subject.proxy.restore()
     return trial.result
+
+
+def _inapplicable_reason(subject: Subject, case: Case) -> str:
+    """Say why a case does not apply; empty if it does."""
+    operation = subject.declared_operation
+    if case in _HTTP_ONLY and not subject.is_http:
+        return "only for HTTP"
+    if case in _RECONCILE_CASES and not operation.can_reconcile:
+        return "the operation has no reconcile"
+    if case in _KEY_CASES and not operation.keyed:
+        return "the operation is not keyed"
+    if case is Case.KEY_OTHER_REQUEST and subject.other_params is None:
+        return "other_params says what another request is"
+    if case is Case.KEY_EXPIRED and subject.forget_keys is None:
+        return f"{_lifetime_text(operation)}; forget_keys lets the server forget"
+    return ""
+
+
+def _lifetime_text(operation: Operation[Any]) -> str:
+    if operation.key_lifetime is None:
+        return "key_lifetime is not declared: keys are taken to be kept"
+    return f"key_lifetime is {operation.key_lifetime}"
 
 
 @dataclass(slots=True)
@@ -167,7 +194,7 @@ class _CaseRun:
 
     def __init__(self, subject: Subject, case: Case) -> None:
         self.subject, self.proxy, self.operation = subject, subject.proxy, subject.declared_operation
-        self.result = CaseResult(case=case)
+        self.result, self.params = CaseResult(case=case), subject.params
         self.settle = self.operation.settle if subject.settle is None else subject.settle
         self.quiet_until = 0.0  #: before it, absence is no evidence
         self.renew_key()
@@ -252,6 +279,18 @@ class _CaseRun:
             return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
         return None if ended.error is None else self.operation.reading(ended.error)
 
+    def check_repeat(self, ended: _CallEnd, what: str) -> ErrorReading | None:
+        """Check what a second call under the key of one that happened says: never that it did not happen."""
+        reading = self.reading(ended)
+        self.wait_until_settled()
+        if not self.effect_count:
+            self.fail("not staged: the first call happened 0 times instead of 1")
+        elif reading is not None and reading.meaning is not ErrorMeaning.UNKNOWN:
+            self.fail(
+                f"the second call reads {reading.meaning.value!r}: it did not happen; but the first one did ({what})"
+            )
+        return reading
+
     def wait_until_settled(self) -> None:
         """Wait until the settle window is over and late requests have arrived."""
         threading.Event().wait(max(0.0, self.quiet_until - time.monotonic()))
@@ -265,7 +304,7 @@ class _CaseRun:
 
     def _call_bounded(self, function: Callable[..., Any], call: Call, what: str) -> tuple[_CallEnd, float]:
         """Run a call with a deadline, as a worker does. Return its end and the possible error of its time."""
-        made = self.subject.params
+        made = self.params
         given = self.operation.arguments(self.operation.to_stored_params(made(self.key) if callable(made) else made))
         ended = _CallEnd()
 
@@ -335,6 +374,58 @@ def _duplicate(trial: _CaseRun) -> None:
         trial.note("the key was honoured, although the operation does not say so")
 
 
+def _key_replay(trial: _CaseRun) -> None:
+    trial.proxy.will(Fault.RESETS_AFTER)
+    trial.send()
+    ended = trial.send()
+    reading = trial.check_repeat(ended, "a replayed result means applied")
+    if trial.effect_count > 1:
+        trial.fail(f"the same call again after a lost answer happened {trial.effect_count} times")
+    elif reading is not None:
+        trial.note("the repeat leaves the outcome unknown: it could return the replayed result")
+    else:
+        _compare_parts(trial, ended.value, trial.reconcile())
+
+
+def _key_other_request(trial: _CaseRun) -> None:
+    assert trial.subject.other_params is not None
+    trial.send()
+    trial.params = trial.subject.other_params
+    reading = trial.check_repeat(trial.send(), "a key that is taken means unknown")
+    if trial.effect_count > 1:
+        trial.note("the server did the other request too: its keys count per request")
+    elif reading is None:
+        trial.note("the server answered the other request with the result of the first")
+
+
+def _key_kept_error(trial: _CaseRun) -> None:
+    for _ in range(2):
+        trial.proxy.will(Fault.FAILS_BEFORE, status=500)
+        reading = trial.check_outcome(trial.send(), expected=0)
+    if reading is None or reading.meaning is ErrorMeaning.REFUSED:
+        return
+    if reading.meaning is ErrorMeaning.UNKNOWN:
+        trial.note(
+            "unknown: after many repeats an operator decides. If the server marks a kept error, read it as refused"
+        )
+    else:
+        again = "a repeat has the same key and meets the kept error again"
+        trial.fail(f"the second call reads {reading.meaning.value!r}: {again}; expected unknown, or refused")
+
+
+def _key_expired(trial: _CaseRun) -> None:
+    assert trial.subject.forget_keys is not None
+    trial.send()
+    trial.subject.forget_keys()
+    trial.send()
+    trial.wait_until_settled()
+    trial.note(_lifetime_text(trial.operation))
+    if trial.effect_count > 1 and trial.operation.key_lifetime is None:
+        trial.fail("the server forgets keys: declare key_lifetime, or operators expect that a late repeat is harmless")
+    elif trial.effect_count == 1:
+        trial.note("the server still honoured the key")
+
+
 def _too_late(trial: _CaseRun) -> None:
     trial.check_outcome(trial.send(ends_at=time.monotonic() - 0.001), expected=0)
 
@@ -355,10 +446,7 @@ def _reconcile_after(trial: _CaseRun) -> None:
         trial.fail(f"it happened, and reconcile does not find it: {verdict!r}")
         return
     trial.result.has_found_effect = True
-    for part in trial.subject.result_parts:
-        sent, found = _part(ended.value, part), _part(verdict.result, part)
-        if sent != found:
-            trial.fail(f"the result of the call has {part}={sent!r}, that of reconcile has {found!r}")
+    _compare_parts(trial, ended.value, verdict)
 
 
 def _reconcile_cut_off(trial: _CaseRun) -> None:
@@ -372,13 +460,24 @@ def _reconcile_cut_off(trial: _CaseRun) -> None:
         trial.reconcile()
 
 
+def _compare_parts(trial: _CaseRun, value: Any, verdict: Verdict | None) -> None:
+    """Compare the result of a call with what a reconcile found, if it found something."""
+    if not isinstance(verdict, Applied):
+        return
+    for part in trial.subject.result_parts:
+        sent, found = _part(value, part), _part(verdict.result, part)
+        if sent != found:
+            trial.fail(f"the result of the call has {part}={sent!r}, that of reconcile has {found!r}")
+
+
 def _part(value: Any, path: str) -> Any:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
-_HTTP_ONLY = frozenset({Case.ERROR_AFTER_COMMIT, Case.BUSY})
+_HTTP_ONLY = frozenset({Case.ERROR_AFTER_COMMIT, Case.BUSY, Case.KEY_KEPT_ERROR})
+_KEY_CASES = frozenset({Case.KEY_REPLAY, Case.KEY_OTHER_REQUEST, Case.KEY_KEPT_ERROR, Case.KEY_EXPIRED})
 _RECONCILE_CASES = frozenset({Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER, Case.RECONCILE_CUT_OFF})
 _FAULT_CASES: Mapping[Case, tuple[Fault, int]] = {  # with the number of effects
     Case.TIMEOUT_BEFORE_SEND: (Fault.TIMES_OUT_BEFORE, 0),
@@ -395,6 +494,10 @@ _CASE_FUNCTIONS: Mapping[Case, Callable[[_CaseRun], None]] = {
     Case.APPLIED: _applied,
     Case.REFUSED_CONNECTION: _refused_connection,
     Case.DUPLICATE: _duplicate,
+    Case.KEY_REPLAY: _key_replay,
+    Case.KEY_OTHER_REQUEST: _key_other_request,
+    Case.KEY_KEPT_ERROR: _key_kept_error,
+    Case.KEY_EXPIRED: _key_expired,
     Case.TOO_LATE: _too_late,
     Case.RECONCILE_BEFORE: _reconcile_before,
     Case.RECONCILE_AFTER: _reconcile_after,

@@ -39,6 +39,7 @@ class Fault(StrEnum):
     DRIPS = "drips"  #: forwarded, and answered byte by byte
     COMMITS_LATE = "commits late"  #: forwarded only after the client has given up
     FAILS_AFTER = "fails after sending"  #: HTTP: forwarded, and answered with a 5xx whatever the server responds
+    FAILS_BEFORE = "fails before sending"  #: HTTP: answered with a 5xx, never forwarded
     BUSY = "busy"  #: HTTP: answered with 429 and Retry-After, never forwarded
     UNAVAILABLE = "unavailable"  #: HTTP: answered with 503, never forwarded
     SENDS_TWICE = "sends twice"  #: forwarded twice, answered once
@@ -106,7 +107,7 @@ class FaultyProxy:
         """Plan faults for the next requests with an effect, one fault each, or for any requests.
 
         ``delay`` is that of a late response, of each byte that drips, and of a commit after the client has given up.
-        ``status`` is the status of ``FAILS_AFTER``.
+        ``status`` is the status of ``FAILS_AFTER`` and ``FAILS_BEFORE``.
         """
         plans = [
             _PlannedFault(fault=fault, delay=delay.total_seconds(), status=status, any_request=any_request)
@@ -266,6 +267,9 @@ class _ProxyConnection(threading.Thread):
                 self._respond(429, f"Retry-After: {self.proxy.retry_after.total_seconds():.0f}\r\n")
             case Fault.UNAVAILABLE:
                 self._respond(503)
+            case Fault.FAILS_BEFORE:
+                assert plan is not None
+                self._respond(plan.status)
             case Fault.SENDS_TWICE:
                 self._send_a_copy(data)
                 self._forward(data)

@@ -78,6 +78,47 @@ class HonestA(Base):
         return self.found(call)
 
 
+class Strict(Base):
+    """Talks to a server that keeps the first body of a key. A false connector says something else in ``sends``."""
+
+    def strict(self, call: Call, what: str) -> dict[str, Any]:
+        return post(self.url, "/strict", call, {"what": what}, self.token.get_secret_value())
+
+
+def _taken_key_is_unknown(error: BaseException) -> ErrorReading | None:
+    is_taken = isinstance(error, AnswerError) and error.response.status_code == 422
+    return ErrorReading(meaning=ErrorMeaning.UNKNOWN) if is_taken else None
+
+
+class HonestStrict(Strict):
+    """Reads a taken key as unknown, and says how long keys are kept."""
+
+    name = "honest-strict"
+
+    @at_once(keyed=True, key_lifetime=timedelta(hours=24), errors=_taken_key_is_unknown)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.strict(call, what)
+
+
+class ReadsATakenKeyAsNo(Strict):
+    name = "reads-a-taken-key-as-no"
+
+    @at_once(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.strict(call, what)
+
+
+class ReadsAReplayAsNo(Strict):
+    name = "reads-a-replay-as-no"
+
+    @at_once(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        answer = self.strict(call, what)
+        if "replayed" in answer:
+            raise LogicError("it was sent before")
+        return answer
+
+
 class HonestB(Base):
     """Can be asked; some of its methods are coroutines."""
 

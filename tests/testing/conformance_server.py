@@ -1,6 +1,7 @@
 """A small real HTTP server that keeps what happened by key, and a client that holds its deadline.
 
 ``POST /keyed`` does one thing once per key, ``POST /plain`` does it every time, ``GET /things/KEY`` tells.
+``POST /strict`` is keyed as well, refuses another body under a known key with 422, and marks what it replays.
 """
 
 import json
@@ -31,6 +32,7 @@ class World(ThreadingHTTPServer):
         self.times: list[float] = []  #: when it happened, on the monotonic clock
         self.requests: list[str] = []
         self.hides = threading.Event()
+        self.keys: dict[str, bytes] = {}  #: of ``/strict``, with the body that came first
         self._lock = threading.Lock()
 
     def effects(self, key: str) -> int:
@@ -52,11 +54,24 @@ class _Handler(BaseHTTPRequestHandler):
     server: World
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         key = self.headers["Idempotency-Key"]
         self.server.requests.append(f"POST {self.path}")
+        if self.path == "/strict":
+            self.do_strictly(key, body)
+            return
         self.server.do(key, keyed=self.path == "/keyed")
         self.answer(201, {"id": f"thing-{key}"})
+
+    def do_strictly(self, key: str, body: bytes) -> None:
+        first = self.server.keys.setdefault(key, body)
+        if first is body:
+            self.server.do(key, keyed=False)
+            self.answer(201, {"id": f"thing-{key}"})
+        elif first == body:
+            self.answer(200, {"id": f"thing-{key}", "replayed": True})
+        else:
+            self.answer(422, {"error": "the key belongs to another request"})
 
     def do_GET(self) -> None:
         key = unquote(self.path.removeprefix("/things/"))

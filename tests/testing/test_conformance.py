@@ -48,6 +48,11 @@ LIES: list[tuple[type[these.Base], Case, str]] = [
     (these.SendsTwiceAndComplains, Case.APPLIED, "one call happened 2 times"),
     (these.RefusesASecondTime, Case.DUPLICATE, "the second call reads 'refused': it did not happen; but the first one"),
     (these.ReadsAGatewaysErrorAsNo, Case.ERROR_AFTER_COMMIT, "its error reads 'not now', which says that it did not"),
+    (these.ReadsAReplayAsNo, Case.KEY_REPLAY, "the second call reads 'refused': it did not happen; but the first one"),
+    (these.ClaimsToBeKeyed, Case.KEY_REPLAY, "the same call again after a lost answer happened 2 times"),
+    (these.ReadsATakenKeyAsNo, Case.KEY_OTHER_REQUEST, "a key that is taken means unknown"),
+    (these.ReadsAnErrorAsNo, Case.KEY_KEPT_ERROR, "a repeat has the same key and meets the kept error again"),
+    (these.ReadsATakenKeyAsNo, Case.KEY_EXPIRED, "the server forgets keys: declare key_lifetime"),
     (these.ShowsItsToken, Case.APPLIED, "a credential stands in the connector's repr"),
     (these.TellsItsTokenWhenAsked, Case.RECONCILE_BEFORE, "a credential stands in a verdict"),
     (
@@ -61,6 +66,7 @@ HONEST = {
     these.HonestA: Grade.A,
     these.HonestB: Grade.B,
     these.HonestC: Grade.C,
+    these.HonestStrict: Grade.C,
     these.HonestD: Grade.D,
 }
 
@@ -82,6 +88,8 @@ def subject(connector: Connector, world: World, proxy: FaultyProxy, **other: Any
         proxy=proxy,
         timeout=TIMEOUT,
         result_parts=["id"],
+        other_params={"what": "another thing"},
+        forget_keys=world.keys.clear,
     )
     return replace(usual, **other)
 
@@ -242,6 +250,58 @@ def test_cases_that_do_not_apply_have_a_reason(world: World, proxy: FaultyProxy)
     assert found[Case.BUSY].notes == ["only for HTTP"]
     assert found[Case.RECONCILE_AFTER].notes == ["the operation has no reconcile"]
     assert world.requests == []
+
+
+def test_cases_of_keys_do_not_apply_without_a_key_or_a_way_to_try_them(world: World, proxy: FaultyProxy) -> None:
+    keyless = subject(these.HonestD(proxy.url), world, proxy)
+    cases = (Case.KEY_REPLAY, Case.KEY_OTHER_REQUEST, Case.KEY_KEPT_ERROR, Case.KEY_EXPIRED)
+    assert {check_case(keyless, case).notes[0] for case in cases} == {"the operation is not keyed"}
+    bare = {"other_params": None, "forget_keys": None}
+    found = [
+        check_case(subject(kind(proxy.url), world, proxy, **bare), case).notes
+        for kind, case in (
+            (these.HonestStrict, Case.KEY_OTHER_REQUEST),
+            (these.HonestStrict, Case.KEY_EXPIRED),
+            (these.HonestC, Case.KEY_EXPIRED),
+        )
+    ]
+    assert found == [
+        ["other_params says what another request is"],
+        ["key_lifetime is 1 day, 0:00:00; forget_keys lets the server forget"],
+        ["key_lifetime is not declared: keys are taken to be kept; forget_keys lets the server forget"],
+    ]
+    assert world.requests == []
+
+
+def test_a_report_says_how_keys_are_handled(world: World, proxy: FaultyProxy) -> None:
+    cases = [Case.KEY_REPLAY, Case.KEY_OTHER_REQUEST, Case.KEY_KEPT_ERROR, Case.KEY_EXPIRED]
+
+    def told(timeout: timedelta) -> None:
+        report = conformance(subject(these.HonestStrict(proxy.url), world, proxy, timeout=timeout), cases)
+        assert [(finding.status, finding.notes) for finding in report.results] == [
+            ("pass", []),
+            ("pass", []),
+            (
+                "pass",
+                [
+                    "unknown: after many repeats an operator decides. If the server marks a kept error, "
+                    "read it as refused"
+                ],
+            ),
+            ("pass", ["key_lifetime is 1 day, 0:00:00"]),
+        ]
+
+    in_time(told)
+
+
+def test_a_server_that_takes_another_request_for_the_first_is_mentioned(world: World, proxy: FaultyProxy) -> None:
+    def told(timeout: timedelta) -> None:
+        tried = subject(these.HonestC(proxy.url), world, proxy, timeout=timeout)
+        other, expired = (check_case(tried, case) for case in (Case.KEY_OTHER_REQUEST, Case.KEY_EXPIRED))
+        assert other.notes == ["the server answered the other request with the result of the first"]
+        assert expired.notes[1:] == ["the server still honoured the key"]
+
+    in_time(told)
 
 
 def test_additional_secrets_are_searched_for_too(world: World, proxy: FaultyProxy) -> None:
