@@ -24,25 +24,31 @@ T = TypeVar("T")
 QueuedItem = tuple[contextvars.Context, WorkItem]
 
 
-def drive(requests: Generator[Any, Any, T], steps: StepRunner, pause: Callable[[float], object]) -> T:
-    """Perform in this thread the requests of an item.
-
-    ``pause`` waits so many seconds, or less on a stop request.
-    """
+def drive(requests: Generator[Any, Any, T], perform: Callable[[Any], Any]) -> T:
+    """Perform in this thread the requests of a loop or an item."""
     answer: Any = None
     try:
         while True:
             request = requests.send(answer)
-            if type(request) is Invoke:
-                answer = make_call(request, steps)
-            elif type(request) is Pause:
-                pause(request.seconds)
-                answer = None
+            answer = None  # free the settled items before the next fetch
+            answer = perform(request)
     except StopIteration as end:
         value: T = end.value
         return value
     finally:
         requests.close()
+
+
+def item_performer(steps: StepRunner, pause: Callable[[float], object]) -> Callable[[Any], Any]:
+    """Return what performs the requests of an item. ``pause`` waits so many seconds, or less on a stop request."""
+
+    def perform(request: Invoke | Pause) -> Any:
+        if isinstance(request, Invoke):
+            return make_call(request, steps)
+        pause(request.seconds)
+        return None
+
+    return perform
 
 
 def make_call(call: Invoke, steps: StepRunner) -> CallResult:
@@ -77,27 +83,18 @@ class ThreadDriver:
 
     def run(self, loop: Loop) -> LoopReport:
         """Drive the loop to its end."""
-        requests = run_loop(loop)
-        answer: Any = None
         with loop.context.stop.subscribe(functools.partial(self.post, LoopSignal.STOP_REQUESTED)):
             try:
-                while True:
-                    request = requests.send(answer)
-                    answer = None  # free the settled items before the next fetch
-                    answer = self._perform(request)
-            except StopIteration as end:
-                report: LoopReport = end.value
-                return report
+                return drive(run_loop(loop), self._perform)
             finally:
-                requests.close()
                 self._close()
 
     def run_item(self, item: WorkItem) -> ItemOutcome:
         """Process one item in this thread."""
-        requests = run_item(self._setup, item)
+        perform = item_performer(self._steps, self._pause)
         with self._setup.context.stop.subscribe(functools.partial(self.post, LoopSignal.STOP_REQUESTED)):
             try:
-                return contextvars.copy_context().run(drive, requests, self._steps, self._pause)
+                return contextvars.copy_context().run(drive, run_item(self._setup, item), perform)
             finally:
                 self._close()
 
@@ -127,10 +124,11 @@ class ThreadDriver:
     def _work(self) -> None:
         """Process one item after the other, each in its own context."""
         steps = StepRunner()
+        perform = item_performer(steps, self._stop_requested.wait)
         while (job := self._queued.get()) is not None:
             context, item = job
             try:
-                outcome = context.run(drive, run_item(self._setup, item), steps, self._stop_requested.wait)
+                outcome = context.run(drive, run_item(self._setup, item), perform)
                 self._inbox.put(ItemDone(item, outcome))
                 del outcome
             except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop raises it
