@@ -19,9 +19,15 @@ TIMEOUT = timedelta(seconds=1)
 SETTLE = timedelta(seconds=3)
 
 #: Operations of the provider, with their share of the orders.
-OPERATIONS: Mapping[str, int] = {"charge": 40, "ship": 40, "text": 20}
+OPERATIONS: Mapping[str, int] = {"charge": 25, "ship": 35, "refund": 25, "text": 15}
 #: Operations that honour the idempotency key.
-KEYED = frozenset({"charge"})
+KEYED = frozenset({"charge", "refund"})
+#: How long the search of an operation lags behind its effects. That of ``ship`` is within the settle window. That of
+#: ``refund`` is not, against its declaration: an effect is "not found" when absence counts as evidence already.
+SEARCH_LAGS: Mapping[str, timedelta] = {
+    "ship": timedelta(milliseconds=500),
+    "refund": TIMEOUT + SETTLE + timedelta(seconds=4),
+}
 
 
 class RequestFault(StrEnum):
@@ -40,7 +46,7 @@ class RequestFault(StrEnum):
 
 
 class ReconcileFault(StrEnum):
-    """What the provider does with a reconcile request. Its answer is always true."""
+    """What the provider does with a reconcile request. Its answer is true, as far as its search has come."""
 
     NONE = "answered"
     ERROR = "answered 5xx"
@@ -67,21 +73,33 @@ RECONCILE_SHARES: Mapping[ReconcileFault, int] = {
 }
 
 
+def scaled_shares(shares: Mapping[K, int], percent: int | None) -> Mapping[K, int]:
+    """Return the shares so that the provider misbehaves in this percentage of its calls. None: as they are.
+
+    The first kind is no fault. The others keep their proportions.
+    """
+    if percent is None:
+        return shares
+    first, *faults = shares
+    total = sum(shares[kind] for kind in faults)
+    return {first: (100 - percent) * total, **{kind: shares[kind] * percent for kind in faults}}
+
+
 def random_fraction(seed: int, *parts: object) -> float:
     """Return a number in [0, 1) that depends only on the seed and the parts."""
     text = ":".join(str(part) for part in (seed, *parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
-def request_fault(seed: int, operation: str, order: str, nth: int) -> RequestFault:
+def request_fault(seed: int, operation: str, order: str, nth: int, percent: int | None = None) -> RequestFault:
     """Return the fault of the nth request of an order."""
-    drawn = _pick(SHARES, random_fraction(seed, "fault", operation, order, nth))
+    drawn = _pick(scaled_shares(SHARES, percent), random_fraction(seed, "fault", operation, order, nth))
     return RequestFault.NONE if drawn is RequestFault.TWICE and operation not in KEYED else drawn
 
 
-def reconcile_fault(seed: int, key: str, nth: int) -> ReconcileFault:
+def reconcile_fault(seed: int, key: str, nth: int, percent: int | None = None) -> ReconcileFault:
     """Return the fault of the nth reconcile request of a key."""
-    return _pick(RECONCILE_SHARES, random_fraction(seed, "look", key, nth))
+    return _pick(scaled_shares(RECONCILE_SHARES, percent), random_fraction(seed, "look", key, nth))
 
 
 def operation_of(seed: int, order: str) -> str:

@@ -3,7 +3,7 @@
 The provider's files are the truth. Three things must hold:
 
 - for every key, both sides agree;
-- every order has at most one effect;
+- every order has at most one effect. If its operation honours keys, also where a "not found" was wrong;
 - no order is lost: it is done, or an operator was notified about its mutation.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.domain.states import MutationStatus
+from pipeline.chaos.faults import KEYED, OPERATIONS, SEARCH_LAGS, SETTLE
+from pipeline.domain.states import MutationStatus, Resolver
 
 #: The outcome is unknown, and an operator is notified.
 UNRESOLVED = frozenset({MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE})
@@ -25,6 +26,7 @@ class ProviderEffect:
     key: str
     order: str
     operation: str
+    at: float = 0.0  #: seconds since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class LedgerEntry:
     status: str
     is_found_late: bool = False  #: it was resolved as failed, and operators were notified of the late effect
     resolved_by: str | None = None
+    resolved_at: float = 0.0  #: seconds since 1970; zero: it is not resolved
     error: str | None = None
 
 
@@ -70,8 +73,28 @@ class ChaosRecords:
 
     @cached_property
     def unresolved(self) -> list[LedgerEntry]:
-        """Mutations for an operator: unresolved, or with a late effect."""
-        return [entry for entry in self.ledger if entry.status in UNRESOLVED or entry.is_found_late]
+        """Mutations for an operator: unresolved, or with a late effect that is not the effect of their repeat."""
+        return [
+            entry
+            for entry in self.ledger
+            if entry.status in UNRESOLVED or (entry.is_found_late and entry.key not in self.applied_keys)
+        ]
+
+    @cached_property
+    def applied_keys(self) -> frozenset[str]:
+        """Keys of the mutations that happened."""
+        return frozenset(entry.key for entry in self.ledger if entry.status == MutationStatus.APPLIED)
+
+    @cached_property
+    def wrong_absences(self) -> list[LedgerEntry]:
+        """Mutations that a reconcile attempt did not find, although they had happened before."""
+        return [
+            entry
+            for entry in self.ledger
+            if entry.status == MutationStatus.FAILED
+            and entry.resolved_by == Resolver.RECONCILE
+            and any(effect.at < entry.resolved_at for effect in self.by_key.get(entry.key, ()))
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +112,43 @@ class Problem:
         return f"{self.description} ({'; '.join(f'{name}: {text}' for name, text in sides.items() if text)})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationFigures:
+    """The effects of one operation, counted at the provider."""
+
+    operation: str
+    is_keyed: bool
+    is_lagging: bool  #: its search lags longer than its settle window
+    orders: int  #: with an effect
+    effects: int
+    doubled: int  #: orders with more than one effect; zero is promised
+    wrong_absences: int  #: "not found" although it had happened
+
+
+def figures(facts: ChaosRecords) -> list[OperationFigures]:
+    """Count the effects of each operation."""
+    found = []
+    for operation in OPERATIONS:
+        counted = Counter(effect.order for effect in facts.effects if effect.operation == operation)
+        found.append(
+            OperationFigures(
+                operation=operation,
+                is_keyed=operation in KEYED,
+                is_lagging=_is_lagging(operation),
+                orders=len(counted),
+                effects=counted.total(),
+                doubled=sum(count > 1 for count in counted.values()),
+                wrong_absences=sum(entry.operation == operation for entry in facts.wrong_absences),
+            )
+        )
+    return found
+
+
+def _is_lagging(operation: str) -> bool:
+    lag = SEARCH_LAGS.get(operation)
+    return lag is not None and lag > SETTLE
+
+
 def judge(facts: ChaosRecords) -> list[Problem]:
     """Return every disagreement. An empty list means that the promise was kept."""
     return [
@@ -102,10 +162,9 @@ def judge(facts: ChaosRecords) -> list[Problem]:
 
 def _row_problems(facts: ChaosRecords) -> Iterator[Problem]:
     """Check that each row agrees with the provider about its key. The repeat of a row has its key, and its effect."""
-    applied = {entry.key for entry in facts.ledger if entry.status == MutationStatus.APPLIED}
     for entry in facts.ledger:
         count = len(facts.by_key.get(entry.key, ()))
-        is_repeated = entry.status == MutationStatus.FAILED and entry.key in applied
+        is_repeated = entry.status == MutationStatus.FAILED and entry.key in facts.applied_keys
         what = "" if is_repeated else _disagreement(entry, count)
         if what:
             yield Problem(
@@ -159,16 +218,22 @@ def _order_problems(facts: ChaosRecords) -> Iterator[Problem]:
         if count > 1:
             rows = [entry for entry in facts.ledger if entry.order == order]
             yield Problem(
-                description="an order had its effect more than once",
+                description=_doubled_description(facts, order),
                 order=order,
                 ledger=", ".join(f"{entry.key}: {_describe(entry)}" for entry in rows),
                 provider=", ".join(effect.key for effect in facts.effects if effect.order == order),
             )
 
 
+def _doubled_description(facts: ChaosRecords, order: str) -> str:
+    """Name a doubled effect by what should have prevented it."""
+    is_keyed = any(effect.operation in KEYED for effect in facts.effects if effect.order == order)
+    return f"an order had its effect more than once{', although its key is honoured' if is_keyed else ''}"
+
+
 def _delivery_problems(facts: ChaosRecords) -> Iterator[Problem]:
     """Check that no order is lost: it is consumed with its effect and follow-up, or unresolved."""
-    applied = {entry.key for entry in facts.ledger if entry.status == MutationStatus.APPLIED}
+    applied = facts.applied_keys
     unresolved = {entry.key for entry in facts.ledger if entry.status in UNRESOLVED}
     followed, there = Counter(facts.completed_orders), Counter(delivery.order for delivery in facts.deliveries)
     for order in facts.orders:

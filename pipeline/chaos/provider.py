@@ -3,9 +3,10 @@
 Every effect is on disk before any response is sent, so the death of a worker cannot undo it. The provider
 keeps no ledger: it only counts how often an effect was carried out, under which key. For a keyed operation
 a second request with the same key is recognised; for the others it is a second effect. No effect happens
-later than the settle window allows.
+later than the settle window allows. The search finds an effect only after the lag of its operation.
 
-Run as ``python -m pipeline.chaos.provider HOME SEED``. It prints its address, and ends with its parent.
+Run as ``python -m pipeline.chaos.provider HOME SEED [PERCENT]``. It prints its address, and ends with its parent.
+PERCENT is the share of its calls in which it misbehaves.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from urllib.parse import unquote
 
 from pipeline.chaos.faults import (
     KEYED,
+    SEARCH_LAGS,
     SETTLE,
     TIMEOUT,
     ReconcileFault,
@@ -57,30 +59,32 @@ _HOLDING_FAULTS = frozenset({RequestFault.TIMEOUT_BEFORE, RequestFault.TIMEOUT_A
 class EffectLog:
     """The effects, in files that only grow."""
 
-    def __init__(self, home: Path, seed: int) -> None:
-        self.home, self.seed = home, seed
+    def __init__(self, home: Path, seed: int, percent: int | None = None) -> None:
+        self.home, self.seed, self.percent = home, seed, percent
         self._lock = threading.Lock()
         self._request_counts: Counter[str] = Counter()
         self._reconcile_counts: Counter[str] = Counter()
-        self._keys: set[tuple[str, str]] = set()
+        self._keys: dict[tuple[str, str], float] = {}  #: with the instant of the first effect
         self._names: dict[str, str] = {}  #: key -> order and number; unlike keys, these are the same in every run
         self.in_progress = 0
-        self._effects = (home / EFFECTS).open("a")
 
     def apply(self, operation: str, order: str, key: str) -> None:
         """Carry out the effect. It is on disk when this returns."""
         with self._lock:
             if operation in KEYED and (operation, key) in self._keys:
                 return
-            line = json.dumps({"operation": operation, "order": order, "key": key})
-            self._effects.write(line + "\n")
-            self._effects.flush()
-            os.fsync(self._effects.fileno())
-            self._keys.add((operation, key))
+            at = time.time()  # noqa: TID251 - compared with the database's clock, which is that of this machine
+            line = json.dumps({"operation": operation, "order": order, "key": key, "at": at})
+            with (self.home / EFFECTS).open("a") as effects:
+                effects.write(line + "\n")
+                effects.flush()
+                os.fsync(effects.fileno())
+            self._keys.setdefault((operation, key), time.monotonic())
 
-    def has(self, operation: str, key: str) -> bool:
-        """Return whether the effect was carried out."""
-        return (operation, key) in self._keys
+    def finds(self, operation: str, key: str) -> bool:
+        """Return whether the search finds the effect: it was carried out, and the lag is over."""
+        done_at = self._keys.get((operation, key))
+        return done_at is not None and time.monotonic() - done_at >= _lag(operation)
 
     def nth_request(self, operation: str, order: str, key: str) -> int:
         """Count a request of an order, which is in progress from now on."""
@@ -96,7 +100,7 @@ class EffectLog:
         with self._lock:
             name = self._names.get(key, key)
             self._reconcile_counts[name] += 1
-            return reconcile_fault(self.seed, name, self._reconcile_counts[name])
+            return reconcile_fault(self.seed, name, self._reconcile_counts[name], self.percent)
 
     def append(self, file: str, **what: Any) -> None:
         """Record a request or a reconcile request, for the report."""
@@ -122,10 +126,10 @@ class ProviderHandler(BaseHTTPRequestHandler):
         body = json.loads(self._body())
         operation, order, key = self.path.strip("/"), str(body["order"]), unquote(self.headers["Idempotency-Key"])
         nth = self.log.nth_request(operation, order, key)
-        kind = request_fault(self.log.seed, operation, order, nth)
+        kind = request_fault(self.log.seed, operation, order, nth, self.log.percent)
         try:
             fraction = random_fraction(self.log.seed, "lot", operation, order, nth)
-            done = kind in _APPLYING_FAULTS and self._wait_and_check(kind, fraction, came)
+            done = kind in _APPLYING_FAULTS and self._wait_and_check(operation, kind, fraction, came)
             for _ in range(int(done) * (2 if kind is RequestFault.TWICE else 1)):
                 self.log.apply(operation, order, key)
             self.log.append(REQUESTS, operation=operation, order=order, key=key, fault=kind, done=done)
@@ -134,7 +138,7 @@ class ProviderHandler(BaseHTTPRequestHandler):
             self.log.finish_request()
 
     def do_GET(self) -> None:
-        """Respond to a reconcile request truly, or not at all."""
+        """Respond to a reconcile request as the search has it, or not at all."""
         self._body()
         operation, _, quoted = self.path.strip("/").partition("/")
         if not quoted:
@@ -142,7 +146,7 @@ class ProviderHandler(BaseHTTPRequestHandler):
             return
         key = unquote(quoted)
         kind = self.log.reconcile_fault(key)
-        found = self.log.has(operation, key)
+        found = self.log.finds(operation, key)
         self.log.append(RECONCILES, operation=operation, key=key, fault=kind, found=found)
         if kind is ReconcileFault.ERROR:
             self._send_response(503, {})
@@ -155,13 +159,17 @@ class ProviderHandler(BaseHTTPRequestHandler):
         """Read the whole body: bytes that are left would be read as the next request."""
         return self.rfile.read(int(self.headers["Content-Length"] or 0))
 
-    def _wait_and_check(self, kind: RequestFault, fraction: float, came: float) -> bool:
-        """Take the time of the effect. False when it is too late now: the request is dropped."""
+    def _wait_and_check(self, operation: str, kind: RequestFault, fraction: float, came: float) -> bool:
+        """Take the time of the effect. False when it is too late now: the request is dropped.
+
+        The search of an operation that keeps to its settle window must find the effect in time, too.
+        """
         pause = (
             TIMEOUT.total_seconds() * (1.1 + fraction / 2) if kind is RequestFault.SLOW else _MAX_DURATION * fraction
         )
         threading.Event().wait(pause)
-        return time.monotonic() - came <= _MAX_DELAY
+        lag = _lag(operation)
+        return time.monotonic() - came <= _MAX_DELAY - (lag if lag < SETTLE.total_seconds() else 0.0)
 
     def _respond(self, kind: RequestFault, fraction: float, key: str, *, was_dropped: bool) -> None:
         """Respond to the caller. A dropped request is never reported as done."""
@@ -208,6 +216,11 @@ class ProviderHandler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+def _lag(operation: str) -> float:
+    lag = SEARCH_LAGS.get(operation)
+    return lag.total_seconds() if lag else 0.0
+
+
 class ProviderServer(ThreadingHTTPServer):
     """A server whose callers may die at any time."""
 
@@ -222,7 +235,8 @@ class ProviderServer(ThreadingHTTPServer):
 
 def main() -> None:
     """Serve until the parent is gone, which closes the pipe that is our input."""
-    ProviderHandler.log = EffectLog(Path(sys.argv[1]), int(sys.argv[2]))
+    percent = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    ProviderHandler.log = EffectLog(Path(sys.argv[1]), int(sys.argv[2]), percent)
     server = ProviderServer(("127.0.0.1", 0), ProviderHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")

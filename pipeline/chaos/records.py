@@ -21,6 +21,7 @@ WHERE e.workflow = :workflow ORDER BY e.id
 """)
 _LEDGER = Statement[Any]("""
 SELECT m.idempotency_key AS key, m.operation, m.status, m.resolved_by, m.error,
+       coalesce(extract(epoch FROM m.resolved_at), 0)::float AS resolved_at,
        m.found_late_at IS NOT NULL AS is_found_late, e.message_id AS "order"
 FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 LEFT JOIN pipeline.events e ON e.id = r.event_ids[1]
@@ -130,6 +131,7 @@ def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str])
                 status=row.status,
                 is_found_late=row.is_found_late,
                 resolved_by=row.resolved_by,
+                resolved_at=row.resolved_at,
                 error=row.error,
             )
             for row in ledger

@@ -1,8 +1,9 @@
 """``pipeline chaos``: prove the promise on this installation, under faults.
 
 Orders are published in waves. Real workers, with their own servers, send them to a provider that times
-out, resets, responds with 5xx or 429, or commits late. Meanwhile workers are killed and frozen. At the
-end the ledger is compared with the provider's files, row by row. The seed repeats faults and disruptions.
+out, resets, responds with 5xx or 429, or commits late. Meanwhile workers are killed and frozen, beat,
+Postgres and Redis are killed, and messages are lost and repeated. At the end the ledger is compared with
+the provider's files, row by row. The seed repeats faults and disruptions.
 """
 
 import json
@@ -16,15 +17,18 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
+
 from pipeline.chaos import records
 from pipeline.chaos.faults import PROVIDER_VARIABLE, operation_of
-from pipeline.chaos.judge import ChaosRecords, LedgerEntry, Problem, judge
+from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OperationFigures, Problem, figures, judge
 from pipeline.chaos.nodes import ChaosMonkey, NodeProcess, celery_command, plan_disruptions
+from pipeline.chaos.outages import Outages, plan_outages
 from pipeline.chaos.records import FaultComparison
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import NewEvent
@@ -63,6 +67,7 @@ class ChaosOptions:
     mutations: int = 1000
     seed: int = field(default_factory=lambda: secrets.randbelow(10**6))
     workers: int = 2
+    faults: int | None = None  #: percent of the provider's calls in which it misbehaves; None: as in ``faults``
     home: Path | None = None
     report_progress: Callable[[str], None] = lambda _: None
 
@@ -74,7 +79,7 @@ class ChaosOptions:
     @property
     def time_limit(self) -> float:
         """How long it may take: longer for more orders, and generous on a busy machine."""
-        return 120.0 + self.waves * _WAVE_EVERY + 0.3 * self.mutations
+        return 240.0 + self.waves * _WAVE_EVERY + 0.3 * self.mutations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,11 @@ class ChaosResult:
     @property
     def is_successful(self) -> bool:
         return not self.problems and not self.unfinished
+
+    @property
+    def figures(self) -> list[OperationFigures]:
+        """The effects of each operation."""
+        return figures(self.records)
 
     @property
     def unresolved(self) -> list[LedgerEntry]:
@@ -130,10 +140,16 @@ class _ChaosRun:
         self.begun = time.monotonic()
 
     def result(self, urls: Servers) -> ChaosResult:
-        provider = self.stack.enter_context(_provider_process(self.home, self.options.seed))
+        provider = self.stack.enter_context(_provider_process(self.home, self.options))
         nodes = self._nodes(urls, provider)
         self._wait(nodes, self._is_registered, "the workers to start")
-        monkey = self._publish_and_disrupt(nodes, provider)
+        outages = Outages(
+            self.home,
+            nodes[-1],
+            urls.broker_url,
+            plan_outages(self.options.seed, waves=self.options.waves, gap=_WAVE_EVERY),
+        )
+        monkey = self._publish_and_disrupt(nodes, provider, outages)
         unfinished = records.unfinished_orders(self.db, WORKFLOW)
         if self.block_reason:
             unfinished.insert(0, f"the whole workflow stands still: {self.block_reason}")
@@ -154,6 +170,7 @@ class _ChaosRun:
             reconcile_counts=records.reconcile_counts(self.home),
             disruptions={
                 **{str(kind): count for kind, count in monkey.disruption_counts.items()},
+                **{str(kind): count for kind, count in outages.counts.items()},
                 "processes started again": monkey.restarts,
             },
             lost_runs=records.lost_run_counts(self.db, WORKFLOW),
@@ -181,7 +198,7 @@ class _ChaosRun:
             self.stack.callback(node.end)
         return nodes
 
-    def _publish_and_disrupt(self, nodes: Sequence[NodeProcess], provider: str) -> ChaosMonkey:
+    def _publish_and_disrupt(self, nodes: Sequence[NodeProcess], provider: str, outages: Outages) -> ChaosMonkey:
         """Publish in waves, disrupt after each, and wait until every order is done or unresolved."""
         options = self.options
         planned = plan_disruptions(options.seed, waves=options.waves, gap=_WAVE_EVERY, workers=options.workers)
@@ -193,10 +210,18 @@ class _ChaosRun:
         begun, reported_at, pause = time.monotonic(), 0.0, threading.Event()
         while True:
             now = time.monotonic() - begun
-            if waves and now >= _WAVE_EVERY * (options.waves - len(waves)):
-                self._publish(waves.pop(0))
             monkey.step()
-            progress = records.progress(self.db, WORKFLOW)
+            outages.step()
+            try:
+                if waves and now >= _WAVE_EVERY * (options.waves - len(waves)):
+                    self._publish(waves[0])
+                    waves.pop(0)
+                progress = records.progress(self.db, WORKFLOW)
+            except OperationalError:  # Postgres was killed; publishing again is publishing once
+                if now > options.time_limit:
+                    raise
+                pause.wait(_POLL_INTERVAL)
+                continue
             if now - reported_at >= 5.0:
                 reported_at = now
                 options.report_progress(
@@ -204,7 +229,7 @@ class _ChaosRun:
                     f"{progress.open_mutations} mutations open"
                 )
             if (
-                (monkey.is_done and progress.is_over(options.mutations))
+                (monkey.is_done and outages.is_done and progress.is_over(options.mutations))
                 or now > options.time_limit
                 or progress.block_reason
             ):
@@ -240,9 +265,10 @@ class _ChaosRun:
 
 
 @contextmanager
-def _provider_process(home: Path, seed: int) -> Iterator[str]:
+def _provider_process(home: Path, options: ChaosOptions) -> Iterator[str]:
     """Run the provider in its own process and yield its address."""
-    command = [sys.executable, "-m", "pipeline.chaos.provider", str(home), str(seed)]
+    command = [sys.executable, "-m", "pipeline.chaos.provider", str(home), str(options.seed)]
+    command += [] if options.faults is None else [str(options.faults)]
     with (
         (home / "provider.log").open("wb") as log,
         subprocess.Popen(
@@ -277,6 +303,8 @@ def _check_options(options: ChaosOptions) -> None:
     for name, least in (("mutations", 1), ("workers", 1)):
         if getattr(options, name) < least:
             raise InvalidInputError(f"{name} is {getattr(options, name)}; expected at least {least}.")
+    if options.faults is not None and not 0 <= options.faults <= 90:
+        raise InvalidInputError(f"faults is {options.faults}; expected a percentage from 0 to 90.")
 
 
 def as_dict(result: ChaosResult) -> dict[str, Any]:
@@ -307,6 +335,7 @@ def as_dict(result: ChaosResult) -> dict[str, Any]:
             {name: getattr(row, name) for name in ("fault", "requests", "effects", "applied", "failed", "unresolved")}
             for row in result.comparison
         ],
+        "operations": [asdict(row) for row in result.figures],
         "reconciles": dict(result.reconcile_counts),
         "disruptions": dict(result.disruptions),
         "lost_runs": {"runs": result.lost_runs[0], "with_mutation": result.lost_runs[1]},

@@ -1,7 +1,8 @@
 """The workflow of a chaos run: an order, one effect, one event that reports it.
 
-There are three operations. ``charge`` honours its key and can be reconciled (grade A), ``ship`` can be
+There are four operations. ``charge`` honours its key and can be reconciled (grade A), ``ship`` can be
 reconciled (grade B), ``text`` neither (grade D): each of its unknown outcomes must end before an operator.
+``refund`` is of grade A, and its search lags longer than the settle window that is declared here.
 Intervals of minutes in production are seconds here.
 """
 
@@ -36,6 +37,16 @@ class Provider(Http):
         "/charge",
         keyed=True,
         lookup=get("/charge/{key}"),
+        timeout=TIMEOUT,
+        settle=SETTLE,
+        policy=_RECONCILE,
+        retry=_RETRY,
+        breaker=_BREAKER,
+    )
+    refund = post(
+        "/refund",
+        keyed=True,
+        lookup=get("/refund/{key}"),
         timeout=TIMEOUT,
         settle=SETTLE,
         policy=_RECONCILE,
@@ -82,7 +93,7 @@ class Fulfil:
             ctx.publish(done, message_id=prepared.data["order"], payload={})
 
 
-charges, parcels, texts = (chaos.topic(name) for name in ("charge", "ship", "text"))
+charges, refunds, parcels, texts = (chaos.topic(name) for name in ("charge", "refund", "ship", "text"))
 
 
 @chaos.consumer(subscribes=[charges], publishes=[done], failures=_MANY_FAILURES)
@@ -90,6 +101,13 @@ class Charge(Fulfil):
     """An operation of grade A."""
 
     topic = charges
+
+
+@chaos.consumer(subscribes=[refunds], publishes=[done], failures=_MANY_FAILURES)
+class Refund(Fulfil):
+    """An operation of grade A whose "not found" is wrong for a while."""
+
+    topic = refunds
 
 
 @chaos.consumer(subscribes=[parcels], publishes=[done], failures=_MANY_FAILURES)

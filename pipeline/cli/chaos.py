@@ -19,18 +19,24 @@ def chaos(
         int | None, typer.Option(min=0, help="Repeats faults and kills; random by default.", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, each with a pool of two.")] = 2,
+    faults: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=90, help="Percent of its calls in which the provider misbehaves; about half by default."
+        ),
+    ] = None,
     home: Annotated[
         Path | None, typer.Option(help="Keep servers' data, logs and the provider's records here.", show_default=False)
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Send mutations to a faulty provider while workers are killed; compare its records with the ledger.
+    """Send mutations to a faulty provider while workers and servers are killed; compare its records with the ledger.
 
     Uses servers of its own, never your database. Exit code 1 when records and ledger disagree.
     """
     drawn = secrets.randbelow(10**6) if seed is None else seed
     options = runs.ChaosOptions(
-        mutations=mutations, seed=drawn, workers=workers, home=home, report_progress=_print_progress
+        mutations=mutations, seed=drawn, workers=workers, faults=faults, home=home, report_progress=_print_progress
     )
     _print_progress(f"seed {drawn}")
     result = runs.run(options)
@@ -52,6 +58,30 @@ def _print_result(result: ChaosResult) -> None:
         f"seed {options.seed}: {options.mutations} orders, {result.seconds:.0f} s",
         ("what the provider did", "requests", "effects", "ledger: applied", "failed", "unresolved"),
         [(row.fault, row.requests, row.effects, row.applied, row.failed, row.unresolved) for row in result.comparison],
+    )
+    tables.print_table(
+        "Effects by operation",
+        (
+            "operation",
+            "honours keys",
+            "search lags beyond its window",
+            "orders",
+            "effects",
+            "doubled",
+            "wrong not found",
+        ),
+        [
+            (
+                row.operation,
+                "yes" if row.is_keyed else "no",
+                "yes" if row.is_lagging else "no",
+                row.orders,
+                row.effects,
+                row.doubled,
+                row.wrong_absences,
+            )
+            for row in result.figures
+        ],
     )
     consumed = sum(delivery.status == "consumed" for delivery in found.deliveries)
     lines = [
@@ -89,6 +119,7 @@ def _conclusion(result: ChaosResult) -> str:
     if result.is_successful:
         return "The ledger agrees with the provider for every row; no effect happened twice, no order was lost."
     repeat = f"pipeline chaos --mutations {result.options.mutations} --seed {result.options.seed}"
+    repeat += "" if result.options.faults is None else f" --faults {result.options.faults}"
     return (
         f"{len(result.problems)} problems, {len(result.unfinished)} orders unfinished. "
         f"Logs and records: {result.home}. Repeat: {repeat} --workers {result.options.workers}"

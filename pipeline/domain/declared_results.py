@@ -55,7 +55,7 @@ def result_options(declared: DeclaredResult | None) -> str:
         case ResultForm.RESULT:
             assert declared is not None
             return f"--result {shlex.quote(result_template(declared.schema or {}))}"
-        case ResultForm.UNKNOWN:
+        case _:
             return "--result '<JSON>' --unchecked"
 
 

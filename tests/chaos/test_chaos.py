@@ -12,14 +12,32 @@ from typing import Any
 
 import pytest
 
-from pipeline.chaos.faults import KEYED, OPERATIONS, SHARES, RequestFault, operation_of, request_fault
-from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect, judge
+from pipeline.chaos.faults import (
+    KEYED,
+    OPERATIONS,
+    RECONCILE_SHARES,
+    SEARCH_LAGS,
+    SETTLE,
+    SHARES,
+    TIMEOUT,
+    ReconcileFault,
+    RequestFault,
+    operation_of,
+    reconcile_fault,
+    request_fault,
+    scaled_shares,
+)
+from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect, figures, judge
 from pipeline.chaos.nodes import Disruption, plan_disruptions
+from pipeline.chaos.outages import Outage, plan_outages
+from pipeline.chaos.provider import EffectLog
 from tests.support.environ import clean_environ
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
 #: A fixed seed and a random one, each with its number of mutations.
 RUNS = {"fixed": (4711, 90), "drawn": (secrets.randbelow(10**6), 50)}
+#: Further options of a run.
+OPTIONS = {"fixed": (), "drawn": ("--faults", "12")}
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -32,7 +50,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Start both runs at once: each mostly waits for its provider."""
     started = {
-        name: start("--mutations", str(mutations), "--seed", str(seed), "--json")
+        name: start("--mutations", str(mutations), "--seed", str(seed), "--json", *OPTIONS[name])
         for name, (seed, mutations) in RUNS.items()
     }
     yield started
@@ -41,20 +59,25 @@ def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
             process.terminate()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_effect_happens_once_or_is_unresolved_while_calls_fail_and_workers_die(
     processes: dict[str, subprocess.Popen[str]], name: str
 ) -> None:
     seed, mutations = RUNS[name]
-    output, log = processes[name].communicate(timeout=280)
+    output, log = processes[name].communicate(timeout=400)
     assert processes[name].returncode == 0, f"seed {seed}:\n{output}\n{log}"
     found: dict[str, Any] = json.loads(output)
     assert found["seed"] == seed
     assert found["consumed"] + len(found["unresolved"]) == mutations
     assert {entry["operation"] for entry in found["unresolved"]} <= {"text"}, "only text cannot be reconciled"
     assert found["effects"] == found["consumed"] + sum(entry["effects"] for entry in found["unresolved"])
-    assert {act for act in Disruption if found["disruptions"].get(act)} == set(Disruption)
+    assert {act for act in (*Disruption, *Outage) if found["disruptions"].get(act)} == {*Disruption, *Outage}
+    assert {row["operation"]: row["doubled"] for row in found["operations"]} == dict.fromkeys(OPERATIONS, 0)
+    lagging = [row for row in found["operations"] if row["is_lagging"]]
+    assert [(row["operation"], row["is_keyed"]) for row in lagging] == [("refund", True)]
+    if name == "fixed":
+        assert lagging[0]["wrong_absences"] > 0, "the search was asked while it lagged"
     requests = sum(row["requests"] for row in found["comparison"])
     assert requests >= found["consumed"], "an unresolved mutation may never have been sent"
 
@@ -102,6 +125,52 @@ def test_a_late_effect_with_a_replacement_effect_is_two_effects() -> None:
     problems = judge(replace(GOOD, ledger=[ENTRY, late], effects=[EFFECT, AGAIN]))
     assert [problem.description for problem in problems] == ["an order had its effect more than once"]
     assert "key 2: ship failed by call, found late" in problems[0].ledger
+
+
+REFUND = replace(ENTRY, operation="refund", resolved_at=30.0)
+REFUNDED = replace(EFFECT, operation="refund", at=10.0)
+ABSENT = replace(REFUND, status="failed", resolved_by="reconcile", resolved_at=20.0)
+
+
+def test_a_wrong_not_found_that_was_repeated_under_an_honoured_key_is_counted_and_no_problem() -> None:
+    late = replace(ABSENT, is_found_late=True)
+    found = replace(GOOD, ledger=[ABSENT, late, REFUND], effects=[REFUNDED])
+    assert judge(found) == []
+    assert found.unresolved == [], "the late effect is that of the repeat"
+    (row,) = [each for each in figures(found) if each.operation == "refund"]
+    assert (row.is_keyed, row.is_lagging, row.orders, row.effects, row.doubled) == (True, True, 1, 1, 0)
+    assert row.wrong_absences == 2
+
+
+def test_a_not_found_that_was_right_when_it_was_given_is_not_counted() -> None:
+    found = replace(GOOD, ledger=[ABSENT, REFUND], effects=[replace(REFUNDED, at=25.0)])
+    assert found.wrong_absences == []
+
+
+def test_a_doubled_effect_of_a_keyed_operation_is_a_problem_of_its_own() -> None:
+    found = replace(GOOD, ledger=[ABSENT, REFUND], effects=[REFUNDED, REFUNDED])
+    assert "an order had its effect more than once, although its key is honoured" in [
+        problem.description for problem in judge(found)
+    ]
+    assert [row.doubled for row in figures(found) if row.operation == "refund"] == [1]
+
+
+def test_the_search_of_the_lagging_operation_does_not_find_an_effect_that_the_provider_has(tmp_path: Path) -> None:
+    log = EffectLog(tmp_path, seed=1)
+    for operation in ("charge", "ship", "refund"):
+        for _ in range(2):
+            log.apply(operation, "order 1", f"key of {operation}")
+    assert log.finds("charge", "key of charge")
+    assert not log.finds("refund", "key of refund")
+    effects = Counter(json.loads(line)["operation"] for line in (tmp_path / "effects.jsonl").read_text().splitlines())
+    assert effects == {"charge": 1, "refund": 1, "ship": 2}, "an honoured key counts once, found or not"
+
+
+def test_one_search_keeps_to_the_settle_window_and_one_does_not() -> None:
+    assert SEARCH_LAGS["ship"] < SETTLE
+    assert SEARCH_LAGS["refund"] > TIMEOUT + SETTLE
+    assert "refund" in KEYED
+    assert "ship" not in KEYED
 
 
 BROKEN: dict[str, dict[str, Any]] = {
@@ -162,6 +231,25 @@ def test_faults_come_as_often_as_the_table_says_and_duplicates_only_where_the_ke
         for kind, share in SHARES.items():
             if kind not in (RequestFault.NONE, RequestFault.TWICE):
                 assert abs(counts[kind] / 40 - share) < 3, kind
+
+
+@pytest.mark.parametrize("percent", [0, 12, 90])
+def test_the_provider_misbehaves_in_the_given_share_of_its_calls(percent: int) -> None:
+    assert scaled_shares(SHARES, None) is SHARES
+    calls = Counter(request_fault(1, "charge", f"order {n}", 1, percent) for n in range(4000))
+    assert abs((4000 - calls[RequestFault.NONE]) / 40 - percent) < 3
+    asked = Counter(reconcile_fault(1, f"key {n}", 1, percent) for n in range(4000))
+    assert abs((4000 - asked[ReconcileFault.NONE]) / 40 - percent) < 3
+    assert set(calls) == (set(SHARES) if percent else {RequestFault.NONE})
+    assert set(asked) == (set(RECONCILE_SHARES) if percent else {ReconcileFault.NONE})
+
+
+@pytest.mark.parametrize("waves", [1, 4, 12])
+def test_every_kind_of_outage_comes_before_any_is_repeated(waves: int) -> None:
+    planned = plan_outages(3, waves=waves, gap=2.0)
+    assert len(planned) == max(waves, len(Outage))
+    assert {each.outage for each in planned[: len(Outage)]} == set(Outage)
+    assert planned == plan_outages(3, waves=waves, gap=2.0)
 
 
 def test_every_kind_of_disruption_comes_before_any_is_repeated() -> None:
