@@ -75,9 +75,19 @@ def result_schema(result_type: Any) -> dict[str, Any] | None:
     if result_type is Any:
         return None
     try:
+        return _known_schema(result_type)
+    except TypeError:  # the type is made of something that cannot be kept as a key, such as a list
+        return _schema_of(result_type)
+
+
+def _schema_of(result_type: Any) -> dict[str, Any]:
+    try:
         return TypeAdapter(result_type).json_schema(mode="serialization", schema_generator=_SchemaGenerator)
     except (PydanticUserError, TypeError):
         return {"not": {"type": "null"}}
+
+
+_known_schema = lru_cache(maxsize=1000)(_schema_of)
 
 
 def check_payload(schema: Any, payload: Any, *, what: str, topic: str) -> None:

@@ -117,6 +117,7 @@ def test_the_schema_of_a_result_follows_from_the_type_that_its_operation_returns
     assert payload_schemas.result_schema(Any) is None, "nothing is declared"
     assert payload_schemas.result_schema(None) == {"type": "null"}
     assert payload_schemas.result_schema(dict[str, str])["type"] == "object"  # type: ignore[index]
+    assert payload_schemas.result_schema(Annotated[int, []]) == {"type": "integer"}, "a type that cannot be a key"
     unreadable = payload_schemas.result_schema(type("Unreadable", (), {}))
     payload_schemas.check_result(unreadable, {"id": 1}, what="result", operation="mail.send")
     with pytest.raises(PayloadError, match=r"\$ does not fit; .*as mail\.send declares"):
