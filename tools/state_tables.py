@@ -10,6 +10,7 @@ from pipeline.domain.workflows import (
     AfterFailedMutation,
     BlockKind,
     DesiredStatus,
+    OnExhausted,
     OnLogicError,
     OnUncertain,
     workflow_status,
@@ -67,11 +68,12 @@ def _run_facts(phase: Phase, outcome: MutationOutcome, ledger: MutationStatus | 
         outcome=outcome,
         mutation=ledger,
         can_reconcile=True,
-        has_inputs=True,
+        blamed_events=1,
         earlier_failures=0,
         after_failed=AfterFailedMutation.PREPARE,
         on_uncertain=OnUncertain.PAUSE,
         on_logic_error=OnLogicError.MAINTENANCE,
+        on_exhausted=OnExhausted.BLOCK,
     )
 
 

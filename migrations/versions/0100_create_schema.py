@@ -49,6 +49,7 @@ CREATE TABLE pipeline.workflows (
     concurrency INTEGER DEFAULT 1 NOT NULL,
     on_uncertain TEXT DEFAULT 'pause' NOT NULL,
     on_logic_error TEXT DEFAULT 'maintenance' NOT NULL,
+    on_exhausted TEXT DEFAULT 'block' NOT NULL,
     keep_done INTERVAL,
     keep_ledger INTERVAL,
     archives BOOLEAN DEFAULT false NOT NULL,
@@ -58,6 +59,7 @@ CREATE TABLE pipeline.workflows (
     CONSTRAINT workflows_desired_known CHECK (desired IN ('active', 'paused')),
     CONSTRAINT workflows_on_uncertain_known CHECK (on_uncertain IN ('pause', 'contain')),
     CONSTRAINT workflows_on_logic_error_known CHECK (on_logic_error IN ('maintenance', 'quarantine')),
+    CONSTRAINT workflows_on_exhausted_known CHECK (on_exhausted IN ('block', 'quarantine')),
     CONSTRAINT workflows_concurrency_positive CHECK (concurrency >= 1),
     CONSTRAINT workflows_maintenance_has_since CHECK (maintenance = (maintenance_since IS NOT NULL)),
     CONSTRAINT workflows_ledger_outlives_done CHECK ((keep_ledger IS NOT NULL) <= coalesce(keep_ledger >= keep_done, false))
@@ -90,6 +92,8 @@ CREATE TABLE pipeline.handlers (
     retry_at TIMESTAMP WITH TIME ZONE,
     unclaimed_since TIMESTAMP WITH TIME ZONE,
     consecutive_failures INTEGER DEFAULT 0 NOT NULL,
+    failing_since TIMESTAMP WITH TIME ZONE,
+    failing_events BIGINT[],
     idle_snapshot pg_snapshot,
     idle_at TIMESTAMP WITH TIME ZONE,
     low_watermark BIGINT DEFAULT 0 NOT NULL,
@@ -148,6 +152,8 @@ CREATE TABLE pipeline.deliveries (
     failures SMALLINT DEFAULT 0 NOT NULL,
     declined BOOLEAN DEFAULT false NOT NULL,
     suspect BOOLEAN DEFAULT false NOT NULL,
+    slice_limit INTEGER,
+    failing_since TIMESTAMP WITH TIME ZONE,
     error TEXT,
     xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
     CONSTRAINT deliveries_pk PRIMARY KEY (event_id, handler_id),
@@ -165,7 +171,7 @@ CREATE INDEX deliveries_declined ON pipeline.deliveries (handler_id, event_id) W
 CREATE INDEX deliveries_delayed ON pipeline.deliveries (handler_id, available_at) WHERE status = 'pending' AND available_at IS NOT NULL
     """,
     """
-CREATE INDEX deliveries_failed ON pipeline.deliveries (handler_id) WHERE failures > 0 AND status IN ('pending', 'reserved')
+CREATE INDEX deliveries_failed ON pipeline.deliveries (handler_id) WHERE failing_since IS NOT NULL AND status IN ('pending', 'reserved')
     """,
     """
 CREATE INDEX deliveries_held_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved') AND (status = 'reserved' OR offered_to IS NOT NULL OR available_at IS NOT NULL)

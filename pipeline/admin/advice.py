@@ -185,7 +185,11 @@ def _active_advice(run: ListedRunRow, holding: WorkflowHolds) -> Advice:
 def _stopped_advice(run: ListedRunRow, around: RunSituation) -> Advice:
     for kind, text in _BLOCK_ADVICE.items():
         if kind in around.block_kinds:
-            return Advice(text=text, commands=(resume_command(run.workflow),))
+            resume = resume_command(run.workflow)
+            if kind is not BlockKind.INTERNAL or run.retry_pending or not run.event_ids:
+                return Advice(text=text, commands=(resume,))
+            text += " If only its inputs fail, quarantine them first."
+            return Advice(text=text, commands=(add_to_quarantine_command(run), resume))
     if run.status == RunStatus.FAILED_LOGIC and around.is_in_maintenance:
         return _maintenance_advice(run)
     if run.status == RunStatus.COMMITTED:
@@ -269,6 +273,12 @@ def quarantine_command(verb: str, workflow: str, handler: str, *, waiting: bool 
     """Return a quarantine command for the events of one handler."""
     which = f"--workflow {shlex.quote(workflow)} --handler {shlex.quote(handler)}" + (" --waiting" if waiting else "")
     return f"pipeline quarantine {verb} {which}" + ("" if verb == "list" else f" {_REASON_OPTION}")
+
+
+def add_to_quarantine_command(run: ListedRunRow) -> str:
+    """Return the command that quarantines the released inputs of a run."""
+    handler = f"--workflow {shlex.quote(run.workflow)} --handler {shlex.quote(run.handler)}"
+    return f"pipeline quarantine add {' '.join(map(str, run.event_ids))} {handler} {_REASON_OPTION}"
 
 
 def close_breaker_command(connector: str, operation: str) -> str:

@@ -37,10 +37,11 @@ class Delivery:
     handler: str
     status: str
     is_retired: bool  #: the consumer is no longer in the code
-    failures: int
+    failures: int  #: failed runs that are put down to it
+    failing_since: datetime | None  #: the end of its first failed run
     error: str | None
     available_at: datetime | None  #: not offered to a run before this instant
-    runs: tuple[RunSummary, ...]  #: every run that had it among its inputs, oldest first
+    runs: tuple[RunSummary, ...]  #: every run that had it among its inputs or failed while it chose, oldest first
     outputs: tuple[EventLine, ...]  #: events that those runs published
 
 
@@ -131,6 +132,7 @@ def _deliveries(tx: Transaction, event: EventHeadRow) -> tuple[Delivery, ...]:
                 status=row.status,
                 is_retired=row.retired,
                 failures=row.failures,
+                failing_since=row.failing_since,
                 error=row.error,
                 available_at=row.available_at,
                 runs=tuple(run_summary(run) for run in own),

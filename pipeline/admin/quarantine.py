@@ -32,6 +32,7 @@ class QuarantineEntry(EventHeader):
     workflow: str
     handler: str
     failures: int
+    failing_since: datetime | None  #: the end of its first failed run
     error: str | None
     created_at: datetime
 
@@ -135,6 +136,7 @@ def _entry(row: EventDeliveryRow) -> QuarantineEntry:
         workflow=row.workflow,
         handler=row.handler,
         failures=row.failures,
+        failing_since=row.failing_since,
         error=row.error,
         created_at=row.created_at,
     )

@@ -89,6 +89,7 @@ class WorkflowDetail:
     desired: str  #: as the operator chose: active or paused
     on_uncertain: str
     on_logic_error: str
+    on_exhausted: str
     maintenance_reason: str | None
     maintenance_since: datetime | None
     handlers: tuple[HandlerSummary, ...]
@@ -118,6 +119,7 @@ def detail(db: Database, name: str) -> WorkflowDetail:
         desired=row.desired,
         on_uncertain=row.on_uncertain,
         on_logic_error=row.on_logic_error,
+        on_exhausted=row.on_exhausted,
         maintenance_reason=row.maintenance_reason,
         maintenance_since=row.maintenance_since,
         handlers=handlers,

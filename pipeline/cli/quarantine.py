@@ -38,6 +38,7 @@ def list_(
         common.print_json(found)
     elif found:
         _print_entries(tables.count_text(quantity(len(found), "event"), "oldest", is_more=is_more), found, database)
+        common.print_lines("`pipeline events ID` shows the history of one: its runs, each with its error.")
     else:
         common.print_lines("No event waits for it." if waiting else "No event is quarantined.")
 

@@ -188,6 +188,8 @@ def _print_event(found: EventDetail, *, payload: bool) -> None:
         gone = " (no longer in the code)" if delivery.is_retired else ""
         error = f": {delivery.error}" if delivery.error else ""
         later = f", not before {common.format_time(delivery.available_at)}" if delivery.available_at else ""
+        since = f" since {common.format_time(delivery.failing_since)}" if delivery.failing_since else ""
+        later += f", {quantity(delivery.failures, 'failure')}{since}" if delivery.failures else ""
         tables.print_table(
             f"\n{delivery.handler}{gone}: {delivery.status}{later}{error}",
             ("run", "status", "phase"),

@@ -139,6 +139,7 @@ def _print_workflow(found: WorkflowDetail, database: Database) -> None:
         ("version", each.version),
         ("on uncertain", found.on_uncertain),
         ("on logic error", found.on_logic_error),
+        ("on exhausted", found.on_exhausted),
     )
     _print_handlers(found, now)
     tables.print_table(

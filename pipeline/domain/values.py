@@ -18,6 +18,7 @@ from pipeline.domain.states import Evidence, Resolver
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     HandlerKind,
+    OnExhausted,
     OnLogicError,
     OnUncertain,
     StartAt,
@@ -256,4 +257,5 @@ class WorkflowSpec:
     concurrency: int = 1
     on_uncertain: OnUncertain = OnUncertain.PAUSE
     on_logic_error: OnLogicError = OnLogicError.MAINTENANCE
+    on_exhausted: OnExhausted = OnExhausted.BLOCK
     retention: Retention = field(default_factory=Retention)

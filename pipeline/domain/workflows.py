@@ -71,6 +71,18 @@ class OnLogicError(StrEnum):
     QUARANTINE = "quarantine"  #: the events that meet it are set aside, the others go on
 
 
+class OnExhausted(StrEnum):
+    """How far a failure reaches that repeats until the allowed failures are used up."""
+
+    BLOCK = "block"  #: the workflow stops until an operator resumes it
+    QUARANTINE = "quarantine"  #: the event is set aside if others succeed; if everything fails the workflow stops
+
+
+def default_on_exhausted(on_logic_error: str) -> OnExhausted:
+    """What follows exhausted failures if the author does not choose: the same as after wrong code, if that is near."""
+    return OnExhausted.QUARANTINE if on_logic_error == OnLogicError.QUARANTINE else OnExhausted.BLOCK
+
+
 class AfterFailedMutation(StrEnum):
     """Where the next run starts once a mutation definitely did not happen."""
 

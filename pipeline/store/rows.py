@@ -22,6 +22,7 @@ from pipeline.store.schema import (
     MutationOutcomeText,
     MutationRow,
     MutationStatusText,
+    OnExhaustedText,
     OnLogicErrorText,
     OnUncertainText,
     PhaseText,
@@ -129,9 +130,22 @@ class RunFactsRow(RunWithMutationRow, Protocol):
     consecutive_failures: int
     on_uncertain: OnUncertainText
     on_logic_error: OnLogicErrorText
+    on_exhausted: OnExhaustedText
+    concurrency: int
+    handler_failing_since: datetime | None  #: the first failure after the last commit
+    failing_events: list[EventId] | None  #: events that all these failures have in common
     input_failures: int
+    input_slice_limit: int | None
+    input_failing_since: datetime | None
     handler: str
     now: datetime
+
+
+class ShownEventsRow(Protocol):
+    """A run that chooses among all events, and those that it could see first."""
+
+    id: RunId
+    shown: list[EventId]
 
 
 # Mutations
@@ -205,6 +219,12 @@ class PendingEventRow(EventRow, Protocol):
     """An event that a run may reserve, with its failures so far."""
 
     failures: int
+
+
+class SliceLimitRow(Protocol):
+    """In how large a slice an event may be offered."""
+
+    slice_limit: int | None
 
 
 class OfferedEventRow(PendingEventRow, Protocol):
@@ -523,6 +543,7 @@ class EventDeliveryRow(EventHeadRow, Protocol):
     handler: str
     retired: bool
     failures: int
+    failing_since: datetime | None
     error: str | None
 
 

@@ -27,6 +27,7 @@ from pipeline.domain.workflows import (
     BlockKind,
     DesiredStatus,
     HandlerKind,
+    OnExhausted,
     OnLogicError,
     OnUncertain,
     SessionResult,
@@ -65,6 +66,7 @@ SessionResultText = Annotated[str, SessionResult]
 AfterFailedMutationText = Annotated[str, AfterFailedMutation]
 OnUncertainText = Annotated[str, OnUncertain]
 OnLogicErrorText = Annotated[str, OnLogicError]
+OnExhaustedText = Annotated[str, OnExhausted]
 
 NOW = "pipeline.clock()"  #: default of a column with the time at which its row was inserted
 NEW_ID = "pipeline.uuid7()"
@@ -158,6 +160,7 @@ class WorkflowRow(Protocol):
     concurrency: int = column(default="1")
     on_uncertain: OnUncertainText = column(default=OnUncertain.PAUSE)
     on_logic_error: OnLogicErrorText = column(default=OnLogicError.MAINTENANCE)
+    on_exhausted: OnExhaustedText = column(default=OnExhausted.BLOCK)
     keep_done: timedelta | None
     keep_ledger: timedelta | None
     archives: bool = column(default="false")
@@ -209,6 +212,8 @@ class HandlerRow(Protocol):
     retry_at: datetime | None
     unclaimed_since: datetime | None
     consecutive_failures: int = column(default="0")
+    failing_since: datetime | None
+    failing_events: list[EventId] | None
     idle_snapshot: str | None = column(type_=PgSnapshot)
     idle_at: datetime | None
     low_watermark: int = column(type_=sa.BigInteger, default="0")
@@ -289,6 +294,8 @@ class DeliveryRow(Protocol):
     failures: int = column(type_=sa.SmallInteger, default="0")
     declined: bool = column(default="false")
     suspect: bool = column(default="false")
+    slice_limit: int | None
+    failing_since: datetime | None
     error: str | None
     xid: str = column(type_=Xid8, default="pg_current_xact_id()")
 
@@ -309,7 +316,7 @@ deliveries = table(
     index("deliveries_reserved", "handler_id", "event_id", where=_RESERVED),
     index("deliveries_declined", "handler_id", "event_id", where=f"{_PENDING} AND declined"),
     index("deliveries_delayed", "handler_id", "available_at", where=f"{_PENDING} AND available_at IS NOT NULL"),
-    index("deliveries_failed", "handler_id", where=f"failures > 0 AND status IN {OPEN_DELIVERY}"),
+    index("deliveries_failed", "handler_id", where=f"failing_since IS NOT NULL AND status IN {OPEN_DELIVERY}"),
     index("deliveries_held_keys", "handler_id", "key", "event_id", where=_HELD_KEY),
     index("deliveries_quarantined", "handler_id", "event_id", where=f"status = '{DeliveryStatus.QUARANTINED}'"),
     postgresql_with={"fillfactor": "70"},

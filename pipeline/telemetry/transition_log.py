@@ -25,6 +25,7 @@ TRANSITIONS: Mapping[str, str] = {
     "run.mutated": "the mutate phase is over and its outcome is known",
     "run.committed": "outputs published, inputs consumed, state saved",
     "run.stopped": "a run failed or was paused; its inputs went where the mutation boundary says",
+    "run.narrowed": "a failure names no event; the inputs are offered again in smaller slices",
     "run.retried": "a new run retries a stopped one",
     "run.handed_back": "a worker gave its run back before it shut down",
     "mutation.approved": "an operator approved exactly this request",

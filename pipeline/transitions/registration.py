@@ -132,6 +132,7 @@ def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: WorkflowRow | N
         concurrency=spec.concurrency,
         on_uncertain=spec.on_uncertain,
         on_logic_error=spec.on_logic_error,
+        on_exhausted=spec.on_exhausted,
         keep_done=spec.retention.done,
         keep_ledger=spec.retention.ledger,
         archives=spec.retention.archive,

@@ -6,6 +6,7 @@ starts while the workflow is paused, blocked or in maintenance, and none above i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from pipeline.domain.boundary import Side, side_of
@@ -41,7 +42,8 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
 
     A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
     one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``): once
-    its time has come no slice is started before that run has chosen, however much is new meanwhile.
+    its time has come no slice is started before that run has chosen, however much is new meanwhile. If its
+    first event is being narrowed down, the run gets the slice of that event instead.
     Fewer runs than asked for means fewer slices exist.
     """
     if count < 1:
@@ -55,21 +57,28 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
     session_id = _open_session(tx, workflow, row.id)
     is_single, given = facts.concurrency == 1, {"workflow": workflow, "handler_id": row.id, "session_id": session_id}
     if is_unsliced or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
-        created = tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single)
+        limit = work.first_slice_limit(tx, row) if row.kind == HandlerKind.CONSUMER else None
+        created = _insert_slices(tx, row, given, count=1, batch=limit) if limit else ()
+        created = created or tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single)
     else:
-        wanted = min(count, facts.free_capacity)
-        created = tx.all(
-            run_store.INSERT_SLICED,
-            **given,
-            count=wanted,
-            batch=row.batch,
-            ordered=row.ordered,
-            low_watermark=row.low_watermark,
-            window=wanted * row.batch + (_LOOK_AHEAD if row.ordered else 0),
-        )
+        created = _insert_slices(tx, row, given, count=min(count, facts.free_capacity), batch=row.batch)
     for run in created:
         tx.log_on_commit("run.started", run_id=run.id, workflow=workflow, handler=handler)
     return _start_result(tx, created, session_id)
+
+
+def _insert_slices(
+    tx: Transaction, handler: HandlerRow, given: dict[str, Any], *, count: int, batch: int
+) -> Sequence[RunRow]:
+    return tx.all(
+        run_store.INSERT_SLICED,
+        **given,
+        count=count,
+        batch=batch,
+        ordered=handler.ordered,
+        low_watermark=handler.low_watermark,
+        window=count * batch + (_LOOK_AHEAD if handler.ordered else 0),
+    )
 
 
 def retry(tx: Transaction, stopped: Sequence[UUID]) -> StartResult:

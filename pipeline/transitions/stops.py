@@ -12,14 +12,13 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from pipeline.domain.boundary import InputAction, Side
+from pipeline.domain.boundary import InputAction, Side, side_of
 from pipeline.domain.failures import Failure, FailureKind, RunFacts, StopDecision, decide
-from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import storable_text
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase
 from pipeline.domain.values import RunFailure, RunLease
-from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
+from pipeline.domain.workflows import AfterFailedMutation, OnExhausted, OnLogicError, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.rows import NamedRunRow, RunFactsRow
 from pipeline.store.schema import RunRow
@@ -33,6 +32,8 @@ from pipeline.transitions.results import BatchResult, Transition, match_results
 from pipeline.transitions.workflows import block, enter_maintenance
 
 LEASE_LAPSED = "its worker stopped extending its lease"
+#: Kinds of failure that everything meets while a provider or a host is away. Wrong code is told apart by its kind.
+_TELLING_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.CRASH, FailureKind.INTERNAL})
 HANDLER_UNKNOWN = "every worker that received it does not know its handler"
 
 
@@ -148,33 +149,66 @@ def _stop(
         tx.log_on_commit(
             "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
         )
-    blamed = [{"run": run_id, "culprits": _culprits(failures[run_id])} for run_id in locked]
+    failures |= _shown_before_crash(tx, {run_id: failures[run_id] for run_id in locked})
+    named = [{"run": run_id, "culprits": failures[run_id].culprits or failures[run_id].shown} for run_id in locked]
+    stopping = [(run, failures[run.id]) for run in tx.guarded(run_store.RUN_FACTS, named)]
+    common = _common_events(stopping)
     ended = tuple(
-        StoppedRun(run=run, failure=failures[run.id], decision=_decide(run, failures[run.id], jitter))
-        for run in tx.guarded(run_store.RUN_FACTS, blamed)
+        StoppedRun(run=run, failure=failure, decision=_decide(run, failure, common.get(run.handler_id), jitter))
+        for run, failure in stopping
     )
-    _write_decisions(tx, ended)
+    _write_decisions(tx, ended, common)
     return ended
 
 
-def _decide(run: RunFactsRow, failure: Failure, jitter: float) -> StopDecision:
-    policy = _failure_policy(run)
-    has_inputs = bool(_blamed_events(run, failure))
-    earlier = max(run.input_failures, run.attempt - 1)
-    if run.offered is None and not (has_inputs and failure.kind is FailureKind.LOGIC):
-        earlier = max(earlier, run.consecutive_failures)  # wrong code counts against the event it met, and no other
+def _shown_before_crash(tx: Transaction, failures: dict[Any, Failure]) -> dict[Any, Failure]:
+    """Put a repeated crash of a prepare that chooses among all events down to those that it could see."""
+    crashed = [run_id for run_id, failure in failures.items() if failure.kind is FailureKind.CRASH]
+    rows = run_store.execute_ids(tx, run_store.SHOWN_BEFORE_CRASH, crashed) if crashed else ()
+    return {row.id: replace(failures[row.id], shown=tuple(row.shown)) for row in rows}
+
+
+def _common_events(stopping: Sequence[tuple[RunFactsRow, Failure]]) -> dict[int, set[int]]:
+    """The events that all failures of a handler since its last commit have in common, those of this cohort included."""
+    common: dict[int, set[int]] = {}
+    for run, failure in stopping:
+        if failure.kind not in _TELLING_KINDS or _side(run) is not Side.BEFORE:
+            continue
+        blamed = _blamed_events(run, failure)
+        before = blamed if run.failing_events is None else {int(event) for event in run.failing_events}
+        common[run.handler_id] = common.get(run.handler_id, before) & blamed
+    return common
+
+
+def _side(run: RunFactsRow) -> Side:
+    status = MutationStatus(run.mutation_status) if run.mutation_status else None
+    return side_of(Phase(run.phase), MutationOutcome(run.mutation_outcome), status)
+
+
+def _decide(run: RunFactsRow, failure: Failure, common: set[int] | None, jitter: float) -> StopDecision:
+    first, since = run.input_failing_since, run.handler_failing_since
     standing = RunFacts(
         phase=Phase(run.phase),
         outcome=MutationOutcome(run.mutation_outcome),
         mutation=MutationStatus(run.mutation_status) if run.mutation_status else None,
         can_reconcile=bool(run.reconcilable),
-        has_inputs=has_inputs,
-        earlier_failures=earlier,
+        blamed_events=len(_blamed_events(run, failure)),
+        earlier_failures=max(run.input_failures, run.attempt - 1),
         after_failed=AfterFailedMutation(run.after_failed_mutation),
         on_uncertain=OnUncertain(run.on_uncertain),
         on_logic_error=OnLogicError(run.on_logic_error),
+        on_exhausted=OnExhausted(run.on_exhausted),
+        slice_limit=run.input_slice_limit,
+        handler_failures=run.consecutive_failures if _runs_alone(run) else 0,
+        has_later_commit=first is not None and (since is None or first < since),
+        has_other_failures=common == set(),
     )
-    return decide(failure, standing, policy, jitter=jitter)
+    return decide(failure, standing, _failure_policy(run), jitter=jitter)
+
+
+def _runs_alone(run: RunFactsRow) -> bool:
+    """Whether no other run of its handler runs beside it. What is narrowed down is a slice, with one place as well."""
+    return run.offered is None or run.concurrency == 1
 
 
 def _failure_policy(run: RunFactsRow) -> FailurePolicy:
@@ -185,12 +219,15 @@ def _failure_policy(run: RunFactsRow) -> FailurePolicy:
         return FailurePolicy()
 
 
-def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
+def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun], common: dict[int, set[int]]) -> None:
     """Write all consequences, locking run, mutation, events, handler, session and block in that order."""
     tx.guarded(run_store.STOP, [_run_row(item) for item in ended])
     _doubt(tx, ended)
     _release_inputs(tx, ended)
     _back_off(tx, ended)
+    if common:
+        rows = [{"handler_id": handler_id, "events": sorted(events)} for handler_id, events in sorted(common.items())]
+        tx.execute(handler_store.RECORD_FAILING, rows=encode_rows(rows))
     tx.all(session_store.LOCK_SESSIONS, ids=[str(item.run.session_id) for item in ended])
     tx.all(session_store.END_SESSIONS, rows=encode_rows([_session_row(item) for item in ended]))
     for item in ended:
@@ -208,6 +245,14 @@ def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
             status=item.decision.status,
             side=item.decision.disposition.side,
         )
+        if item.decision.slice_limit:
+            tx.log_on_commit(
+                "run.narrowed",
+                run_id=item.run_id,
+                workflow=item.run.workflow,
+                handler=item.run.handler,
+                slice_limit=item.decision.slice_limit,
+            )
         labels = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.decision.status)}
         tx.count_on_commit("pipeline.runs.stopped", labels)
 
@@ -249,6 +294,8 @@ def _release_inputs(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
 
 
 def _blamed_events_row(item: StoppedRun) -> dict[str, Any]:
+    """What failed: counted if it is one event, or cannot be narrowed down."""
+    failed = item.failure.kind is not FailureKind.VOID
     return {
         "run": item.run_id,
         "handler_id": item.run.handler_id,
@@ -256,9 +303,11 @@ def _blamed_events_row(item: StoppedRun) -> dict[str, Any]:
         "unheld": item.run.offered is None and not item.run.event_ids,
         "quarantine": item.decision.quarantine,
         "error": item.failure.message,
-        "counts": item.failure.kind is not FailureKind.VOID,
+        "failed": failed,
+        "counts": failed and not item.decision.slice_limit,
         "suspect": item.failure.kind is FailureKind.CRASH,
-        "delay": item.decision.delay if item.run.offered is not None else None,
+        "delay": None if _runs_alone(item.run) else item.decision.delay,
+        "slice_limit": item.decision.slice_limit,
     }
 
 
@@ -281,14 +330,11 @@ def _inputs(run: RunRow) -> set[int]:
 
 def _blamed_events(run: RunRow, failure: Failure) -> set[int]:
     """The events a failure is put down to: the culprits if they are known and this run's to blame, else its inputs."""
-    inputs, culprits = _inputs(run), {int(event) for event in _culprits(failure)}
+    inputs, culprits = _inputs(run), {int(event) for event in failure.culprits}
     is_choosing_among_all = run.offered is None and not run.event_ids
-    return culprits if is_choosing_among_all else (culprits & inputs) or inputs
-
-
-def _culprits(failure: Failure) -> tuple[EventId, ...]:
-    """Return the events that caused a failure: only wrong code and wrong input are an event's fault."""
-    return failure.culprits if failure.kind is FailureKind.LOGIC else ()
+    if is_choosing_among_all:
+        return culprits or {int(event) for event in failure.shown}
+    return (culprits & inputs) or inputs
 
 
 def _back_off(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
@@ -303,7 +349,7 @@ def _back_off(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
             "is_over": item.decision.quarantine,
         }
         for item in ended
-        if item.run.offered is None
+        if _runs_alone(item.run)
         and item.decision.disposition.inputs is InputAction.RELEASE
         and item.failure.kind is not FailureKind.VOID
     ]

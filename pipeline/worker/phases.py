@@ -108,11 +108,7 @@ class Phases:
             context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare"
         )
         if isinstance(returned, Failure):
-            return (
-                returned
-                if returned.culprits or len(reader.last_peeked_ids) != 1
-                else replace(returned, culprits=reader.last_peeked_ids)
-            )
+            return replace(returned, shown=tuple(reader.shown_ids))
         try:
             plan = replace(_plan(run, consumer, returned, self.limits), cost=context.cost)
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
@@ -219,7 +215,7 @@ class _Reader:
 
     def __init__(self, db: Database, run: ClaimedRunRow, offered: Sequence[PendingEventRow] | None) -> None:
         self.db, self.run, self.offered = db, run, offered
-        self.last_peeked_ids: tuple[EventId, ...] = ()  #: what the last peek showed
+        self.shown_ids: list[EventId] = []  #: what was shown to a prepare that chooses among all events
         self._rows: Sequence[Any] = offered or ()
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]:
@@ -229,7 +225,7 @@ class _Reader:
             rows = work.reservable_events(
                 tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
             )
-        self.last_peeked_ids = tuple(EventId(row.id) for row in rows)
+        self.shown_ids += (EventId(row.id) for row in rows)
         self._rows = [*self._rows, *rows]
         return rows
 

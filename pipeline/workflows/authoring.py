@@ -19,7 +19,7 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import Retention
 from pipeline.domain.values import HEADER_FIELDS, ConsumerOptions, HandlerOptions, header_of
-from pipeline.domain.workflows import OnLogicError, OnUncertain, can_overtake
+from pipeline.domain.workflows import OnExhausted, OnLogicError, OnUncertain, can_overtake, default_on_exhausted
 from pipeline.workflows import declaration_checks
 from pipeline.workflows.handler_types import Event, PrepareResult
 
@@ -76,7 +76,7 @@ class Producer(HandlerOptions):
 class Workflow:
     """A set of handlers that share topics and are paused together."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of a workflow
         self,
         name: str,
         *,
@@ -84,6 +84,7 @@ class Workflow:
         concurrency: int = 1,
         on_uncertain: str = OnUncertain.PAUSE,
         on_logic_error: str = OnLogicError.MAINTENANCE,
+        on_exhausted: str | None = None,
         retention: Retention | None = None,
     ) -> None:
         where = _declaration_site()
@@ -95,6 +96,8 @@ class Workflow:
         self.retention = retention or Retention()
         self.on_uncertain = _choice(OnUncertain, "on_uncertain", on_uncertain, where)
         self.on_logic_error = _choice(OnLogicError, "on_logic_error", on_logic_error, where)
+        chosen = default_on_exhausted(self.on_logic_error) if on_exhausted is None else on_exhausted
+        self.on_exhausted = _choice(OnExhausted, "on_exhausted", chosen, where)
         self.where = where
         self.topics: dict[str, Topic] = {}
         self.consumers: dict[str, Consumer] = {}

@@ -176,6 +176,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         concurrency=workflow.concurrency,
         on_uncertain=workflow.on_uncertain,
         on_logic_error=workflow.on_logic_error,
+        on_exhausted=workflow.on_exhausted,
         retention=workflow.retention,
     )
 

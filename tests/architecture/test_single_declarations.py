@@ -28,6 +28,8 @@ HANDLER_STATE_COLUMNS = set(
         "next_run_at",
         "retry_at",
         "consecutive_failures",
+        "failing_since",
+        "failing_events",
         "idle_snapshot",
         "idle_at",
         "low_watermark",

@@ -11,18 +11,19 @@ from pipeline.domain.boundary import InputAction, Side
 from pipeline.domain.failures import Failure, FailureKind, RunFacts, StopDecision, decide
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import UNRESOLVED, MutationOutcome, MutationStatus, Phase, RunStatus
-from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnLogicError, OnUncertain
+from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnExhausted, OnLogicError, OnUncertain
 
 BEFORE = RunFacts(
     phase=Phase.PREPARED,
     outcome=MutationOutcome.NONE,
     mutation=None,
     can_reconcile=True,
-    has_inputs=True,
+    blamed_events=1,
     earlier_failures=0,
     after_failed=AfterFailedMutation.PREPARE,
     on_uncertain=OnUncertain.PAUSE,
     on_logic_error=OnLogicError.MAINTENANCE,
+    on_exhausted=OnExhausted.BLOCK,
 )
 AFTER = replace(BEFORE, phase=Phase.EMITTING, outcome=MutationOutcome.SUCCESS, mutation=MutationStatus.APPLIED)
 UNKNOWN = replace(BEFORE, phase=Phase.MUTATING, mutation=MutationStatus.IN_FLIGHT)
@@ -145,7 +146,7 @@ def test_wrong_code_stops_the_workflow_until_it_changes(standing: RunFacts, inpu
 
 
 def test_wrong_code_without_inputs_stops_the_workflow_even_with_quarantine() -> None:
-    standing = replace(BEFORE, on_logic_error=OnLogicError.QUARANTINE, has_inputs=False)
+    standing = replace(BEFORE, on_logic_error=OnLogicError.QUARANTINE, blamed_events=0)
     found = decided(FailureKind.LOGIC, standing)
     assert found.maintenance
     assert not found.quarantine
@@ -224,7 +225,7 @@ def test_every_combination_has_a_consequence_that_leaves_active() -> None:
             mutation=mutation,
             on_logic_error=on_logic_error,
             after_failed=after_failed,
-            has_inputs=has_inputs,
+            blamed_events=has_inputs,
             earlier_failures=earlier,
         )
         found = decided(kind, standing)

@@ -134,6 +134,7 @@ CASES = (
     workflow_set("desired_known", "desired = 'asleep'"),
     workflow_set("on_uncertain_known", "on_uncertain = 'shrug'"),
     workflow_set("on_logic_error_known", "on_logic_error = 'shrug'"),
+    workflow_set("on_exhausted_known", "on_exhausted = 'shrug'"),
     workflow_set("concurrency_positive", "concurrency = 0"),
     workflow_set("ledger_outlives_done", "keep_ledger = '1 day'"),
     workflow_set("ledger_outlives_done", "keep_done = '2 days', keep_ledger = '1 day'"),

@@ -33,7 +33,7 @@ class Shop:
         merge: Handler | None = None,
         **options: Any,
     ) -> None:
-        known = ("version", "concurrency", "on_uncertain", "on_logic_error", "retention")
+        known = ("version", "concurrency", "on_uncertain", "on_logic_error", "on_exhausted", "retention")
         switches = {name: options.pop(name) for name in known if name in options}
         self.workflow = Workflow("shop", **switches)
         self.orders = self.workflow.topic("orders")

@@ -58,7 +58,8 @@ def test_an_event_that_kills_its_process_takes_the_others_of_its_cohort_along_on
             run.start_worker()
             run.advance(timedelta(minutes=15))
             run.sweeps.rescue()
-    assert deaths == [20, 1, 1, 1, 1], "after the first death the deadly event was alone"
+    alone = 4 if batch == 1 else 5  # the death of a run with several events counts against none of them
+    assert deaths == [20, *[1] * alone], "after the first death the deadly event was alone"
     assert Counter(statuses(run, shop.orders)) == {"consumed": 19, "pending": 1}
     assert each_once(shop, [n for n in range(20) if n != 7])
     assert blocks(run) == ["internal"]
@@ -265,9 +266,9 @@ def test_an_event_that_does_not_fit_its_model_is_quarantined_and_the_others_cont
     assert "('m2') of topic 'orders' does not fit Order: n: Input should be a valid integer" in str(bad.error)
 
 
-def test_without_knowing_which_event_is_to_blame_a_run_that_saw_many_stops_its_workflow(db: Database) -> None:
+def test_wrong_code_that_fails_before_it_was_shown_an_event_stops_its_workflow(db: Database) -> None:
     def prepare(ctx: Any, _: Any) -> Any:
-        raise LogicError(f"cannot decide among {len(ctx.peek(shop.orders))}")
+        raise LogicError("cannot decide anything")
 
     shop = Shop(prepare=prepare, on_logic_error="quarantine")
     run = shop.started(db, 3)

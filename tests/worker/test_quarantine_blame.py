@@ -67,9 +67,9 @@ def test_failures_of_prepare_before_do_not_count_against_the_event_that_wrong_co
     down = [TransientError("not now")] * 3
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:
-        pending = ctx.peek(shop.orders)[:1]
         if down:
             raise down.pop()
+        pending = ctx.peek(shop.orders)[:1]
         return PrepareResult(reserve=pending, data=pending[0].payload) if pending else PrepareResult.nothing()
 
     def failing(n: int, count: int) -> None:

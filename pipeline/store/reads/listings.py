@@ -134,7 +134,8 @@ JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name LIMIT :limit
 """)
 _DELIVERIES_BY_STATUS = Statement[EventDeliveryRow](f"""
-SELECT {_EVENT}, h.name AS handler, h.retired, d.failures, d.error FROM pipeline.handlers h CROSS JOIN LATERAL (
+SELECT {_EVENT}, h.name AS handler, h.retired, d.failures, d.failing_since, d.error
+FROM pipeline.handlers h CROSS JOIN LATERAL (
   SELECT * FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status AND d.offered_to IS NULL
   ORDER BY d.event_id LIMIT :limit
 ) d JOIN pipeline.events e ON e.id = d.event_id
@@ -143,14 +144,15 @@ WHERE (CAST(:workflow AS text) IS NULL OR h.workflow = :workflow)
 ORDER BY d.event_id, h.name LIMIT :limit
 """)
 _DELIVERIES_BY_EVENT = Statement[EventDeliveryStatusRow](f"""
-SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.deliveries d
+SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.failing_since, d.error FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
 """)
 
 #: Inputs of runs that a retired handler has left behind, those that an operator skipped since included.
 _EVENTS_OF_RETIRED_HANDLER = Statement[EventDeliveryStatusRow](f"""
-SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.handlers h
+SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.failing_since, d.error
+FROM pipeline.handlers h
 CROSS JOIN LATERAL (
   SELECT r.id, r.event_ids FROM pipeline.runs r
   WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL

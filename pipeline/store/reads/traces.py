@@ -6,6 +6,7 @@ from uuid import UUID
 
 from pipeline.domain.states import RunStatus
 from pipeline.store.database import Statement, Transaction
+from pipeline.store.predicates import BEFORE_PREPARED
 from pipeline.store.rows import EventThroughputRow, MutationOfRunRow, RunInputsRow, RunThroughputRow, UuidRow
 
 _IDS_BETWEEN = {
@@ -25,11 +26,13 @@ WHERE m.result IS NOT NULL
 ORDER BY m.id LIMIT :limit
 """)
 #: Runs that held an event and let it go leave no trace at the event; ids are ordered by time, so they are looked
-#: for among the runs that began after it came.
-_RUNS_WITH_INPUTS = Statement[RunInputsRow]("""
+#: for among the runs that began after it came. A run that failed before it had chosen held what it was offered.
+_RUNS_WITH_INPUTS = Statement[RunInputsRow](f"""
 SELECT r.id, r.handler_id, r.event_ids FROM (
   SELECT * FROM pipeline.runs WHERE id >= :since ORDER BY id LIMIT :recent) r
-WHERE r.event_ids && CAST(:events AS bigint[]) ORDER BY r.id LIMIT :limit
+WHERE r.event_ids && CAST(:events AS bigint[]) OR (r.error IS NOT NULL AND r.event_ids = '{{}}'
+  AND r.phase IN {BEFORE_PREPARED} AND r.offered && CAST(:events AS bigint[]))
+ORDER BY r.id LIMIT :limit
 """)
 _RUN_THROUGHPUT = Statement[RunThroughputRow](f"""
 SELECT r.workflow, count(*) FILTER (WHERE r.status = '{RunStatus.COMMITTED}') AS committed,

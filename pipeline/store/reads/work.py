@@ -38,6 +38,7 @@ from pipeline.store.rows import (
     RunMutationRow,
     RunOfWorkflowRow,
     SessionIdRow,
+    SliceLimitRow,
     SubscribedHandlerRow,
     SweepAgeRow,
     WorkflowFactsRow,
@@ -69,6 +70,15 @@ SELECT e.*, d.failures FROM (
   SELECT * FROM pipeline.events e WHERE e.id = d.event_id OFFSET 0
 ) e
 ORDER BY d.event_id LIMIT :limit
+""")
+#: Of the first event that a run which runs alone may see: in how large a slice it may be offered.
+_FIRST_SLICE_LIMIT = Statement[SliceLimitRow](f"""
+SELECT d.slice_limit FROM pipeline.deliveries d
+WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
+  AND d.event_id > :low_watermark
+  AND {IS_AVAILABLE}
+  AND {is_key_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
+ORDER BY d.event_id LIMIT 1
 """)
 #: What runs among others may see: the slice each was offered.
 _PEEK_SLICE = Statement[OfferedEventRow](f"""
@@ -250,6 +260,13 @@ def reservable_events(
         return [row for row in slices(tx, [run.id])[run.id] if row.topic == topic][:limit]
     alone = {"handler_id": run.handler_id, "low_watermark": low_watermark, "ordered": ordered}
     return tx.all(_PEEK, topic=topic, limit=limit, **alone)
+
+
+def first_slice_limit(tx: Transaction, handler: HandlerRow) -> int | None:
+    """In how large a slice the first pending event is offered while it is narrowed down; None or 0: without limit."""
+    given = {"handler_id": handler.id, "low_watermark": handler.low_watermark, "ordered": handler.ordered}
+    first = tx.first(_FIRST_SLICE_LIMIT, **given)
+    return first.slice_limit if first is not None else None
 
 
 def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Sequence[EventRow]:

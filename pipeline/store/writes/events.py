@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy.dialects import postgresql
 
-from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
+from pipeline.domain.states import DeliveryStatus, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import NewEvent
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
@@ -63,10 +63,17 @@ SELECT id, topic, message_id FROM fresh ORDER BY id
 """)
 
 
+_BEGAN_AT = f"""CASE WHEN held.retry_of IS NULL THEN held.created_at ELSE (
+            SELECT m.created_at FROM pipeline.mutations m
+            WHERE m.id = held.mutation_id AND m.status = '{MutationStatus.APPLIED}') END"""
+
+
 #: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
 #: emitted, consume what it reserved (what an operator skipped stays skipped), forget the handler's
 #: failures, and let an ordered consumer that was idle behind a key of this run prepare again. ``caused_by``
 #: is the set of root events of the run's inputs. A commit that publishes nothing waits for no deploy.
+#: A commit ends the time in which a handler fails. A run that began earlier proves nothing, nor does one that took no
+#: input. The retry of a run began when the mutation of that run did.
 def _commit_sql(phase: Phase, kind: HandlerKind) -> str:
     return f"""
 WITH requested AS (
@@ -118,11 +125,14 @@ WITH requested AS (
 ), {_INSERT_EVENTS}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),
-    idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END
-  FROM (SELECT held.handler_id, max(requested.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees
+    idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END,
+    failing_since = CASE WHEN (x.began_at > h.failing_since) IS NOT TRUE THEN h.failing_since END,
+    failing_events = CASE WHEN (x.began_at > h.failing_since) IS NOT TRUE THEN h.failing_events END
+  FROM (SELECT held.handler_id, max(requested.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees,
+          max({_BEGAN_AT}) FILTER (WHERE {kind == HandlerKind.PRODUCER} OR held.event_ids <> '{{}}') AS began_at
         FROM held JOIN requested ON requested.run = held.id GROUP BY held.handler_id) x
   WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
-    OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
+    OR x.began_at > h.failing_since OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
 )
 SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count,
   coalesce(p.number, 0) AS published_count
@@ -165,7 +175,8 @@ SELECT * FROM rewritten ORDER BY id
 RELEASE_INPUTS = Statement[ReleasedInputRow](f"""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
-    unheld boolean, quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
+    unheld boolean, quarantine boolean, error text, failed boolean, counts boolean, suspect boolean, delay interval,
+    slice_limit integer)
 ), freed AS (
   UPDATE pipeline.handlers h SET idle_snapshot = NULL
   WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
@@ -177,6 +188,8 @@ SET status = CASE WHEN x.quarantine THEN '{DeliveryStatus.QUARANTINED}' ELSE '{D
     error = CASE WHEN x.quarantine THEN x.error END, suspect = coalesce(x.suspect, d.suspect),
     run_id = NULL, offered_to = NULL, declined = false,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
+    failing_since = CASE WHEN x.failed THEN coalesce(d.failing_since, pipeline.clock()) ELSE d.failing_since END,
+    slice_limit = coalesce(least(nullif(d.slice_limit, 0), x.slice_limit), d.slice_limit),
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
     xid = pg_current_xact_id()
 FROM inputs x
@@ -217,7 +230,8 @@ WITH lowered AS (
   UPDATE pipeline.handlers SET low_watermark = least(low_watermark, :event_id - 1) WHERE id = :handler_id
 )
 UPDATE pipeline.deliveries
-SET status = '{DeliveryStatus.PENDING}', failures = 0, error = NULL, available_at = NULL, declined = false,
+SET status = '{DeliveryStatus.PENDING}', failures = 0, failing_since = NULL, slice_limit = NULL, error = NULL,
+  available_at = NULL, declined = false,
   xid = pg_current_xact_id()
 WHERE {_ONE} AND status = '{DeliveryStatus.QUARANTINED}' RETURNING *
 """)
@@ -229,6 +243,6 @@ def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 RESET_EVENT_FAILURES = Command(f"""
-UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
-WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN {OPEN_DELIVERY}
+UPDATE pipeline.deliveries d SET failures = 0, failing_since = NULL, slice_limit = NULL FROM pipeline.handlers h
+WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failing_since IS NOT NULL AND d.status IN {OPEN_DELIVERY}
 """)

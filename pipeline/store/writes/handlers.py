@@ -89,6 +89,13 @@ FROM (
 WHERE h.id = x.handler_id
 """)
 
+#: Since when runs of a handler fail without a commit, and which events all of them have in common.
+RECORD_FAILING = Command("""
+UPDATE pipeline.handlers h SET failing_since = coalesce(h.failing_since, pipeline.clock()), failing_events = x.events
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(handler_id integer, events bigint[])
+WHERE h.id = x.handler_id AND (h.failing_since IS NULL OR h.failing_events IS DISTINCT FROM x.events)
+""")
+
 #: No worker claims the runs of these handlers. Back off 1 to 10 minutes, in proportion to the age of the oldest event.
 #: Failures are forgotten: they are of code that no worker has.
 BACK_OFF_UNCLAIMED = Command(f"""
@@ -108,8 +115,9 @@ WHERE id = ANY(:ids) AND unclaimed_since IS NOT NULL
 """)
 
 RESET_HANDLER_FAILURES = Command("""
-UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL
-WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
+UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL,
+  failing_since = NULL, failing_events = NULL
+WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL OR failing_since IS NOT NULL)
 """)
 
 

@@ -33,6 +33,7 @@ from pipeline.store.rows import (
     RunFactsRow,
     RunIdRow,
     RunWithMutationRow,
+    ShownEventsRow,
     StartedRunRow,
     UnclaimedRunRow,
 )
@@ -129,21 +130,23 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 #: 1. Each run gets events that no run declined, filled up with declined ones.
 #: 2. Of an ordered key it gets all events before them.
 #: 3. It never gets a slice in which every event was declined.
+#: 4. Events that are being narrowed down are offered with their like, in slices of at most ``slice_limit``. In a key
+#:    the first event's limit counts. A limit of 0 is lifted: prepare declined the smaller slice.
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
-  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE}
     AND {is_in_next_slice(ordered=":ordered", handler=":handler_id", batch=":batch")}
       AND {is_subscribed(ordered=":ordered")}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), declined AS (
-  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
   WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}'
     AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), before_fresh AS (
-  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
   WHERE :ordered AND d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE} AND d.key IN (SELECT key FROM fresh)
@@ -152,17 +155,19 @@ WITH fresh AS (
 ), candidates AS (
   SELECT * FROM fresh UNION ALL SELECT * FROM declined UNION ALL SELECT * FROM before_fresh
 ), grouped AS (
-  SELECT event_id, declined, suspect,
-    CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key WHEN suspect THEN 'alone ' || event_id ELSE 'slice ' ||
-    (row_number() OVER (PARTITION BY suspect OR (:ordered AND key IS NOT NULL) ORDER BY declined, event_id) - 1)
-    / :batch END AS slice
+  SELECT event_id, declined, suspect, slice_limit,
+    CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE 'slice ' || coalesce(slice_limit, -1) || ' ' ||
+    (row_number() OVER (PARTITION BY slice_limit, :ordered AND key IS NOT NULL ORDER BY declined, event_id) - 1)
+    / least(nullif(slice_limit, 0), :batch) END AS slice
   FROM candidates
 ), placed AS (
-  SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
+  SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place,
+    least(nullif(first_value(slice_limit) OVER (PARTITION BY slice ORDER BY event_id), 0), :batch) AS size
+  FROM grouped
 ), slices AS (
   SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids,
          bool_or(suspect) AS suspect
-  FROM placed WHERE place <= :batch GROUP BY slice HAVING NOT (:ordered AND bool_and(declined))
+  FROM placed WHERE place <= size GROUP BY slice HAVING NOT (:ordered AND bool_and(declined))
   ORDER BY bool_and(declined), min(event_id) LIMIT :count
 ), created AS (
   INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
@@ -204,6 +209,8 @@ RETURNING *
 #: 2. It keeps a later ``wake_at`` that a run with a slice set meanwhile.
 #: 3. If it reserved events, ``declined`` is reset for the events that other runs declined, since it is not known that
 #:    this run saw them.
+#: 4. Events that are declined in a narrowed slice may be needed together: their limit is lifted, and they are due
+#:    again.
 FINISH_PREPARE = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard=f"r.phase = '{Phase.PREPARING}' AND " + _IS_CONSUMER)},
@@ -239,7 +246,8 @@ wanted AS MATERIALIZED (
   FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
 ), handed_back AS (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
-    declined = u.took_nothing AND {is_subscribed(ordered="u.ordered")}
+    declined = u.took_nothing AND coalesce(d.slice_limit, 0) = 0 AND {is_subscribed(ordered="u.ordered")},
+    slice_limit = CASE WHEN u.took_nothing AND d.slice_limit > 0 THEN 0 ELSE d.slice_limit END
   FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
 ), left_over AS (
   SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
@@ -377,22 +385,40 @@ UPDATE pipeline.runs SET status = CASE WHEN status = '{RunStatus.ACTIVE}' THEN '
 WHERE id = :id AND lease_expires_at IS NULL AND (status = '{RunStatus.ACTIVE}' OR retry_pending) RETURNING *
 """)
 
+#: A run that chooses among all events died with its process, after another failure. What it was shown is not known:
+#: at most the oldest events that it could see.
+SHOWN_BEFORE_CRASH = Statement[ShownEventsRow](f"""
+SELECT r.id, ARRAY(
+  SELECT d.event_id FROM pipeline.deliveries d
+  WHERE d.handler_id = r.handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
+    AND d.event_id > h.low_watermark AND {IS_AVAILABLE}
+  ORDER BY d.event_id LIMIT 100) AS shown
+FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.offered IS NULL AND r.phase IN {BEFORE_PREPARED}
+  AND h.kind = '{HandlerKind.CONSUMER}' AND h.consecutive_failures > 0
+""")
+
 #: No run holds an event that a run was shown and has not reserved. If the failure names it, it counts like an input.
 RUN_FACTS = Statement[RunFactsRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, culprits bigint[]")}
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
-       h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
+       h.consecutive_failures, h.failing_since AS handler_failing_since, h.failing_events,
+       w.on_uncertain, w.on_logic_error, w.on_exhausted, w.concurrency, i.*, h.name AS handler,
        pipeline.clock() AS now
 FROM pipeline.runs r JOIN requested x ON x.run = r.id
 JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
 LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 CROSS JOIN LATERAL (
-  SELECT coalesce(max(d.failures) FILTER (WHERE d.event_id = ANY(x.culprits)), max(d.failures), 0) AS input_failures
-  FROM pipeline.deliveries d
-  WHERE d.handler_id = r.handler_id
-    AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{{}}') || x.culprits)
-    AND (d.run_id = r.id OR d.offered_to = r.id OR (r.offered IS NULL AND r.event_ids = '{{}}'
-      AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL))
+  SELECT coalesce(max(b.failures), 0) AS input_failures, max(b.failing_since) AS input_failing_since,
+    CASE WHEN count(*) = count(b.slice_limit) THEN max(b.slice_limit) END AS input_slice_limit
+  FROM (
+    SELECT d.*, d.event_id = ANY(x.culprits) AS is_named, bool_or(d.event_id = ANY(x.culprits)) OVER () AS has_named
+    FROM pipeline.deliveries d
+    WHERE d.handler_id = r.handler_id
+      AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{{}}') || x.culprits)
+      AND (d.run_id = r.id OR d.offered_to = r.id OR (r.offered IS NULL AND r.event_ids = '{{}}'
+        AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL))
+  ) b WHERE b.is_named OR NOT b.has_named
 ) i
 WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) ORDER BY r.id
 """)

@@ -24,12 +24,13 @@ LOCK_REGISTRATION = Statement[UnreadRow]("SELECT pg_advisory_xact_lock(hashtext(
 UPSERT_WORKFLOW = Command("""
 INSERT INTO pipeline.workflows
   (name, version, fingerprint, known_fingerprints, concurrency, on_uncertain, on_logic_error,
-   keep_done, keep_ledger, archives)
+   on_exhausted, keep_done, keep_ledger, archives)
 VALUES (:name, :version, :fingerprint, CAST(:known_fingerprints AS text[]), :concurrency,
-  :on_uncertain, :on_logic_error, :keep_done, :keep_ledger, :archives)
+  :on_uncertain, :on_logic_error, :on_exhausted, :keep_done, :keep_ledger, :archives)
 ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = excluded.fingerprint,
   known_fingerprints = excluded.known_fingerprints, concurrency = excluded.concurrency,
   on_uncertain = excluded.on_uncertain, on_logic_error = excluded.on_logic_error,
+  on_exhausted = excluded.on_exhausted,
   keep_done = excluded.keep_done, keep_ledger = excluded.keep_ledger, archives = excluded.archives
 """)
 
