@@ -39,6 +39,7 @@ class Scenario:
     fails: dict[str, tuple[FailureKind, ...]] = field(default_factory=dict)
     walker: dict[str, Any] = field(default_factory=dict)
     provider: dict[str, Any] = field(default_factory=dict)  #: whether it honours keys, and misses what it has done
+    poison: bool = False  #: every run of the second event fails for now before it mutates
     rounds: int = 0  #: rounds of sweeps and person that the dying walker gets to
     ends: tuple[str, ...] = ("consumed",)
 
@@ -47,6 +48,7 @@ class Scenario:
         return tuple(self.workflow.get("consumers", ("send",)))
 
 
+SETS_ASIDE: dict[str, Any] = {"on_logic_error": "quarantine", "on_exhausted": "quarantine"}
 SCENARIOS = {
     "applied": Scenario(),
     "refused-then-applied": Scenario(world=(Behaviour.REFUSES,)),
@@ -81,6 +83,25 @@ SCENARIOS = {
         rounds=1,
         ends=("skipped", "consumed"),
     ),
+    "poison-in-a-slice": Scenario(
+        workflow={"concurrency": 4, "batch": 4, **SETS_ASIDE},
+        walker={"batch": 4},
+        events=4,
+        poison=True,
+        rounds=2,
+        ends=("consumed", "quarantined"),
+    ),
+    "poison-in-the-batch-of-a-single-run": Scenario(
+        workflow=SETS_ASIDE, walker={"batch": 3}, events=3, poison=True, ends=("consumed", "quarantined")
+    ),
+    "poison-in-an-ordered-key": Scenario(
+        workflow={"concurrency": 4, "batch": 3, "ordered": True, **SETS_ASIDE},
+        walker={"batch": 3},
+        events=3,
+        keys=1,
+        poison=True,
+        ends=("consumed", "quarantined"),
+    ),
     "produced": Scenario(walker={"produces": 2, "handlers": ("poll", "send")}, events=0),
     "nothing-to-do": Scenario(events=0),
     "key-kept-after-a-wrong-not-found": Scenario(
@@ -96,6 +117,7 @@ MENDING = {
     "timeout-after-applying": "after-5",
     "skipped-by-a-person": "after-5",
     "approved": "after-5",
+    "poison-in-a-slice": "after-5",
 }
 
 
@@ -133,7 +155,7 @@ class Play:
     def __init__(self, db: Database, scenario: Scenario, label: str) -> None:
         self.db, self.scenario, self.workflow = db, scenario, f"billing-{label}"
         self.world, self.boundaries = World(**scenario.provider), 0
-        spec = a_workflow(db, self.workflow, failures=_patient(), **scenario.workflow)
+        spec = a_workflow(db, self.workflow, failures=_policy(scenario), **scenario.workflow)
         if "poll" in scenario.walker.get("handlers", ()):
             poll = replace(spec.handlers[-1], first_run_at=LONG_AGO)
             with db.transaction() as tx:
@@ -180,6 +202,8 @@ class Play:
 
     def _walker(self, db: Database, **fails: Any) -> Walker:
         options = {"batch": 2, "handlers": self.scenario.consumers, **self.scenario.walker, **fails}
+        if self.scenario.poison:
+            options["poison"] = self.published[1]
         return Walker(db, self.world, self.workflow, **options)
 
     def _check(self) -> None:
@@ -190,8 +214,12 @@ class Play:
             for consumer in self.scenario.consumers:
                 status = event_status(self.db, given.id, consumer, self.workflow)
                 assert status in self.scenario.ends
-                expected_out.append(f"{consumer}:{given.id}")
+                assert (status == "quarantined") == self._is_poison(given.id)
+                expected_out += [] if self._is_poison(given.id) else [f"{consumer}:{given.id}"]
             effects = self.world.effects[given.id]
+            if self._is_poison(given.id):
+                assert effects == 0
+                continue
             assert effects == len(self.scenario.consumers) or ("skipped" in self.scenario.ends and effects <= 1)
         out = rows(self.db, _EVENTS, workflow=self.workflow, topic=OUT)
         assert sorted(row.message_id for row in out) == sorted(expected_out)
@@ -201,6 +229,9 @@ class Play:
             left = f"SELECT * FROM pipeline.{table} WHERE workflow = :w AND finished_at IS NULL"
             assert rows(self.db, left, w=self.workflow) == []
 
+    def _is_poison(self, event: int) -> bool:
+        return self.scenario.poison and event == self.published[1]
+
 
 _EVENTS = "SELECT id, message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic ORDER BY id"
 
@@ -209,5 +240,5 @@ def _crashing(db: Database, side: str, number: int) -> CrashingDatabase:
     return CrashingDatabase(db, **{f"{side}_commit": number})
 
 
-def _patient() -> FailurePolicy:
-    return NO_PAUSE.model_copy(update={"max_failures": 50})
+def _policy(scenario: Scenario) -> FailurePolicy:
+    return NO_PAUSE.model_copy(update={"max_failures": 3 if scenario.poison else 50})

@@ -4,9 +4,11 @@ Deliberately simple and independent of ``pipeline.domain``: a run knows its phas
 moving, who holds it and what it holds; an event knows where it is; the outside system knows what happened.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from uuid import UUID
 
+FEWEST_FAILURES = 2  #: no event is set aside that failed less often
 ORDER = ["pending", "preparing", "prepared", "mutating", "mutated", "emitting", "committed"]
 
 
@@ -50,6 +52,7 @@ class Model:
 
     runs: dict[UUID, ModelRun] = field(default_factory=dict)
     events: dict[int, str] = field(default_factory=dict)
+    failures: Counter[int] = field(default_factory=Counter)  #: counted failures of each event
 
     def claimed(self, run: ModelRun, phase: str) -> None:
         run.fence, run.leased = run.fence + 1, True
@@ -100,6 +103,16 @@ class Model:
             run.ledger = "needs_reconcile"
         if not run.carry:
             self._put(run, "pending")
+
+    def blamed(self, events: list[int], *, is_narrowed: bool, is_set_aside: bool) -> None:
+        """A failure was put down to events. Narrowed down, none is counted; set aside, one has used up its failures."""
+        assert not (is_narrowed and len(events) == 1), "one event cannot be narrowed down"
+        assert not (is_narrowed and is_set_aside)
+        if not is_narrowed:
+            self.failures.update(events)
+        if is_set_aside:
+            assert max(self.failures[event] for event in events) >= FEWEST_FAILURES
+            self.events.update(dict.fromkeys(events, "quarantined"))
 
     def carried(self, old: ModelRun, new_id: UUID) -> ModelRun:
         old.carry = False

@@ -107,10 +107,9 @@ class Acts(Lifecycle):
         held = self._newest()[::every]
         with self.db.transaction() as tx:
             landing = stops.stop(tx, [RunFailure(lease=item, failure=a_failure(kind)) for item in held])
-        can = [self.model.runs[item.run_id] for item in held if self.model.runs[item.run_id].holds(item.fence)]
-        assert {ended.run_id for ended in landing.updated} == {run.id for run in can}
-        for run in can:
-            self.model.stopped(run)
+        can = {item.run_id for item in held if self.model.runs[item.run_id].holds(item.fence)}
+        assert {ended.run_id for ended in landing.updated} == can
+        self._stopped(landing.updated)
 
     def _newest(self) -> list[RunLease]:
         """The newest token of every run."""

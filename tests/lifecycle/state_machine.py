@@ -1,6 +1,7 @@
 """Transitions of workers, sweeps and an operator as random steps, each compared with the model."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -33,6 +34,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
 from pipeline.store.reads.invariants import Severity
 from pipeline.transitions import mutations, resolution, runs, starts, stops, workflows
+from pipeline.transitions.stops import StoppedRun
 from tests.factories import (
     IN,
     LEASE,
@@ -51,6 +53,8 @@ from tests.support.table_reads import rows
 
 PICK = st.integers(min_value=0, max_value=10_000)
 KINDS = st.sampled_from([FailureKind.TRANSIENT, FailureKind.LOGIC, FailureKind.AUTH])
+#: How often an event may fail alone in walks that set events aside.
+ALLOWED = {"max_failures": 4, "quarantine_after": 2}
 CLAIM = {"prepare": PhaseTask.PREPARE, "mutate": PhaseTask.MUTATE, "next": PhaseTask.NEXT}
 
 
@@ -75,15 +79,19 @@ class Lifecycle(RuleBasedStateMachine):
         batch=st.integers(1, 3),
         ordered=st.booleans(),
         contain=st.booleans(),
+        sets_aside=st.booleans(),
     )
-    def begin(self, concurrency: int, batch: int, ordered: bool, contain: bool) -> None:
-        policy = NO_PAUSE.model_copy(update={"max_failures": 10_000})
+    def begin(self, concurrency: int, batch: int, ordered: bool, contain: bool, sets_aside: bool) -> None:
+        allowed = ALLOWED if sets_aside else {"max_failures": 10_000}
+        policy = NO_PAUSE.model_copy(update=allowed)
         uncertain = "contain" if contain else "pause"
         options: dict[str, Any] = {
             "concurrency": concurrency,
             "batch": batch,
             "ordered": ordered,
             "on_uncertain": uncertain,
+            "on_logic_error": "quarantine" if sets_aside else "maintenance",
+            "on_exhausted": "quarantine" if sets_aside else "block",
         }
         a_workflow(self.db, failures=policy, **options)
         self.batch, self.ordered = batch, ordered
@@ -217,7 +225,15 @@ class Lifecycle(RuleBasedStateMachine):
         with self.db.transaction() as tx:
             landing = stops.stop(tx, [RunFailure(lease=held, failure=a_failure(kind))])
         if self._lands(landing, run.holds(held.fence)):
+            self._stopped(landing.updated)
+
+    def _stopped(self, ended: Sequence[StoppedRun]) -> None:
+        """Follow stops in the model. Whom a failure is put down to is the database's choice, within its budget."""
+        for item in ended:
+            run, decision = self.model.runs[item.run_id], item.decision
             self.model.stopped(run)
+            shown = [] if run.carry else run.events or run.offered or [int(event) for event in item.failure.shown]
+            self.model.blamed(shown, is_narrowed=bool(decision.slice_limit), is_set_aside=decision.quarantine)
 
     @rule(pick=PICK)
     @precondition(lambda self: self.tokens)
@@ -232,11 +248,10 @@ class Lifecycle(RuleBasedStateMachine):
     @rule()
     def everybody_dies_and_is_recovered(self) -> None:
         self.db.advance_clock(LEASE + TIMEOUT + timedelta(seconds=1))
-        recovered = {ended.run_id for ended in rescuer.recover_crashed_runs(self.db)}
+        recovered = rescuer.recover_crashed_runs(self.db)
         expected = {run.id for run in self.model.runs.values() if run.moving and run.leased}
-        assert recovered == expected
-        for run_id in recovered:
-            self.model.stopped(self.model.runs[run_id])
+        assert {ended.run_id for ended in recovered} == expected
+        self._stopped(recovered)
 
     @rule(pick=PICK, says=st.sampled_from(["truth", "skip"]))
     def person(self, pick: int, says: str) -> None:

@@ -50,6 +50,7 @@ class Walker:
     batch: int = 1
     produces: int = 0  #: how many events a producer run publishes
     needs_approval: bool = False
+    poison: EventId | None = None  #: no run can mutate for this event
     skips: bool = False  #: nobody can be asked about a doubt, and the person goes on without it
 
     def walk_new(self, count: int = 1) -> int:
@@ -101,6 +102,9 @@ class Walker:
             claims = runs.claim(tx, PhaseTask.MUTATE, [run_id], lease_duration=LEASE, worker="w").claimed
         for run in claims:
             with self.db.transaction() as tx:
+                if self.poison in run.event_ids:
+                    _stop(tx, run, FailureKind.TRANSIENT)
+                    continue
                 if run.phase == Phase.MUTATING:
                     sent = mutations.send(tx, [_held(run)]).only()
                 else:
