@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline import PrepareResult
+from pipeline.admin import runs as admin_runs
 from pipeline.domain.errors import TransientError
 from pipeline.store.database import Database
 from pipeline.testing import CrashPoint, Inline, WorkerCrash, assert_deliveries
@@ -134,6 +135,10 @@ def test_an_author_who_wants_a_block_gets_it_for_the_event_that_fails(db: Databa
     assert blocks(run) == ["internal"]
     consumed = 19 if concurrency > 1 else CULPRIT  # with one place no event overtakes the one that fails
     assert Counter(statuses(run, batches.shop.orders)) == {"consumed": consumed, "pending": 20 - consumed}
+    (blocked,) = [row for row in run.runs() if row.status == "failed:internal"]
+    advice = admin_runs.detail(db, str(blocked.id)).advice
+    culprit = run.events(batches.shop.orders)[CULPRIT].id
+    assert f"pipeline quarantine add {culprit} --workflow shop --handler Send" in advice.commands[0]
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
