@@ -4,6 +4,7 @@ Importing this module reads nothing and connects to nothing; Celery loads the se
 """
 
 import runpy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,5 +38,13 @@ class _SettingsExit(click.ClickException):
     exit_code = EXIT_UNSAFE
 
 
-app = Celery("pipeline", include=[f"pipeline.tasks.{name}" for name in ("phases", "publish", "signals", "sweeps")])
+class _App(Celery):  # type: ignore[misc]  # celery ships no types
+    """The app whose workers end with documented exit codes."""
+
+    @cached_property
+    def Worker(self) -> Any:  # noqa: N802 - the name is Celery's
+        return self.subclass_with_self("pipeline.tasks.exits:SupervisedWorker", name="Worker", reverse="Worker")
+
+
+app = _App("pipeline", include=[f"pipeline.tasks.{name}" for name in ("phases", "publish", "signals", "sweeps")])
 app.add_defaults(_settings)
