@@ -53,5 +53,5 @@ def test_overdue_work_is_listed_and_is_not_a_broken_invariant(db: Database, pipe
     assert (finding["invariant"], finding["severity"]) == ("leases-are-recovered", "overdue")
     with db.transaction() as tx:
         tx.execute(
-            text("UPDATE pipeline.runs SET lease_expires_at = now() + interval '1 hour' WHERE id = :id"), id=run.id
+            text("UPDATE pipeline.runs SET lease_expires_at = now() + interval '1 minute' WHERE id = :id"), id=run.id
         )
