@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline.background.messages import SweepReport
+from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.domain.errors import PipelineError, QuietPeriodError
 from pipeline.domain.failures import classify
@@ -71,60 +71,86 @@ class Reconciler:
     db: Database
     registry: Registry
     jitter: Callable[[], float]
+    #: sends an attempt to a worker that knows its workflow
+    redispatch: Callable[[ReconcileMessage], object] = lambda _: None
     limits: Limits = DEFAULT_LIMITS
 
-    def reconcile(self, mutation_id: MutationId) -> SweepReport:
-        """Reconcile once, if an attempt is due and this process has the code. Defer an attempt that breaks off."""
+    def reconcile(self, mutation_id: MutationId, deferred_until: datetime | None = None) -> SweepReport:
+        """Reconcile once, if an attempt is due and this process has the code. Defer an attempt that breaks off.
+
+        Without the code the attempt is deferred, and a worker that has it may make it at once: ``deferred_until`` is
+        the time of that deferral.
+        """
         try:
-            return self._reconcile_if_due(mutation_id)
+            return self._reconcile_if_due(mutation_id, deferred_until)
         except Exception as error:
             with contextlib.suppress(SQLAlchemyError), self.db.transaction() as tx:
                 for row in work.mutations(tx, [mutation_id]):
                     self._defer(tx, row, f"the reconcile attempt broke off: {classify(error).message}")
             raise
 
-    def _reconcile_if_due(self, mutation_id: MutationId) -> SweepReport:
-        report = SweepReport()
+    def _reconcile_if_due(self, mutation_id: MutationId, deferred_until: datetime | None) -> SweepReport:
+        report, message = SweepReport(), None
         with self.db.transaction() as tx:
             rows = work.mutations(tx, [mutation_id])
             if not rows:
                 return report
-            row = rows[0]
-            if self._is_unknown_workflow(tx, row):
-                report.add("unknown workflow")
-                self._defer(tx, row, f"no worker that knows the workflow {row.workflow!r} has looked")
-                return report
+            row, version = rows[0], self._unknown_version(tx, rows[0].workflow)
+            if version is not None:
+                message = self._defer_unknown(tx, row, version, deferred_until)
+        if version is not None:
+            report.add("unknown workflow")
+            if message is not None:
+                self.redispatch(message)
+            return report
         operation = self.registry.operation(row.connector, row.operation)
         if row.status == MutationStatus.NEEDS_RECONCILE:
-            report.add("reconciled", self._reconcile_in_doubt(row, operation))
+            report.add("reconciled", self._reconcile_in_doubt(row, operation, deferred_until))
         elif row.next_monitor_at is not None:
-            report.add("monitored", self._monitor(row, operation))
+            report.add("monitored", self._monitor(row, operation, deferred_until))
         return report
 
-    def _is_unknown_workflow(self, tx: Transaction, row: MutationRow) -> bool:
-        """Whether this process has no code of the mutation's workflow, or code of an older version."""
-        ours = self.registry.workflows.get(row.workflow)
-        registered = work.workflow(tx, row.workflow)
-        return ours is None or (registered is not None and registered.version > ours.version)
+    def _defer_unknown(
+        self, tx: Transaction, row: MutationRow, version: int, deferred_until: datetime | None
+    ) -> ReconcileMessage | None:
+        """Defer an attempt that this process does not know. Return the message for a worker that does, if it is due."""
+        is_due = _is_due(row, tx.clock(), deferred_until)
+        until = self._defer(tx, row, f"no worker that knows the workflow {row.workflow!r} has looked")
+        if until is None or not is_due:
+            return None
+        return ReconcileMessage(mutation_id=str(row.id), workflow=row.workflow, version=version, deferred_until=until)
 
-    def _defer(self, tx: Transaction, row: MutationRow, why: str) -> None:
-        """Leave the attempt to another worker, after those of other workflows. After too long, escalate."""
+    def _unknown_version(self, tx: Transaction, workflow: str) -> int | None:
+        """The registered version of a workflow of which this process has no code, or older code; else None."""
+        ours, registered = self.registry.workflows.get(workflow), work.workflow(tx, workflow)
+        assert registered is not None, "a mutation is of a registered workflow"
+        return registered.version if ours is None or registered.version > ours.version else None
+
+    def _defer(self, tx: Transaction, row: MutationRow, why: str) -> datetime | None:
+        """Leave the attempt to another worker, after those of other workflows. After too long, escalate.
+
+        Return until when it is deferred, or None if there is no attempt to make.
+        """
         if row.status == MutationStatus.NEEDS_RECONCILE:
-            reconciliation.defer(tx, row, why)
-        else:
-            late_effects.begin_monitor_check(tx, MutationId(row.id), _MONITOR_RETRY, is_counted=False)
+            return reconciliation.defer(tx, row, why)
+        deferred = late_effects.begin_monitor_check(tx, MutationId(row.id), _MONITOR_RETRY, is_counted=False)
+        return deferred.next_monitor_at if deferred is not None else None
 
-    def _reconcile_in_doubt(self, row: RunMutationRow, operation: Operation[Any] | None) -> int:
+    def _reconcile_in_doubt(
+        self, row: RunMutationRow, operation: Operation[Any] | None, deferred_until: datetime | None
+    ) -> int:
         mutation_id = MutationId(row.id)
         if operation is None or operation.reconcile_function is None:
             self._escalate(mutation_id, "the connector that could reconcile it is gone from the code")
             return 0
         if row.reconcile_attempts >= operation.policy.max_attempts:
-            self._escalate_if_overdue(row)
+            self._escalate_if_overdue(row, deferred_until)
             return 0
         delay = reconcile_delay(operation.policy, row.reconcile_attempts + 1, jitter=self.jitter())
         with self.db.transaction() as tx:
-            booked = reconciliation.book(tx, [(mutation_id, row.reconcile_attempts, delay)])
+            booked = reconciliation.book(
+                tx, [(mutation_id, row.reconcile_attempts, delay)], deferred_until=deferred_until
+            )
         for each in booked:
             with self._span(row, each.reconcile_attempts) as note:
                 verdict = self._call_reconcile(each, operation)
@@ -144,20 +170,22 @@ class Reconciler:
         with self.db.transaction() as tx:
             return ledger.absence_count(tx, row.effect_id, row.idempotency_key)
 
-    def _escalate_if_overdue(self, row: MutationRow) -> None:
+    def _escalate_if_overdue(self, row: MutationRow, deferred_until: datetime | None) -> None:
         """Escalate when the last attempt of the budget should have ended long ago."""
         with self.db.transaction() as tx:
-            if row.next_reconcile_at is not None and row.next_reconcile_at > tx.clock():
+            if not _is_due(row, tx.clock(), deferred_until):
                 return  # it may still be under way
         asked = f"asked {row.reconcile_attempts} times without an answer"
         self._escalate(MutationId(row.id), f"{asked}; the last attempt may have taken its worker down")
 
-    def _monitor(self, row: RunMutationRow, operation: Operation[Any] | None) -> int:
+    def _monitor(self, row: RunMutationRow, operation: Operation[Any] | None, deferred_until: datetime | None) -> int:
         """Check for a late effect. A check without a verdict is repeated until its time is over."""
         mutation_id = MutationId(row.id)
         spans_after = operation.policy.monitor_after if operation is not None else ()
         with self.db.transaction() as tx:
-            booked = late_effects.begin_monitor_check(tx, mutation_id, min((_MONITOR_RETRY, *spans_after)))
+            booked = late_effects.begin_monitor_check(
+                tx, mutation_id, min((_MONITOR_RETRY, *spans_after)), deferred_until=deferred_until
+            )
             if booked is None:
                 return 0
             if operation is None or operation.reconcile_function is None:
@@ -278,6 +306,12 @@ class Reconciler:
     def _escalate(self, mutation_id: MutationId, reason: str, last_reason: str = "") -> None:
         with self.db.transaction() as tx:
             reconciliation.escalate(tx, [mutation_id], reason, detail=last_reason)
+
+
+def _is_due(row: MutationRow, now: datetime, deferred_until: datetime | None) -> bool:
+    """Whether the next attempt of a mutation is due, or is the one that was deferred until this time."""
+    at = row.next_reconcile_at if row.status == MutationStatus.NEEDS_RECONCILE else row.next_monitor_at
+    return at is not None and (at <= now or at == deferred_until)
 
 
 def _observe_verdict(note: Callable[[str, Any], None], row: MutationRow, verdict: Any) -> None:

@@ -7,10 +7,10 @@ lets one of several callers through, and every change is a guarded transition. O
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer
-from pipeline.background.messages import SweepReport
+from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.background.notifier import LogNotifier, Notifier
 from pipeline.background.reconciler import Reconciler
 from pipeline.background.scheduler import Scheduler
@@ -32,6 +32,8 @@ class Sweeps:
     jitter: Callable[[], float]
     redispatch_after: timedelta  #: how long an active run may be held by no worker before its message is sent again
     dispatch_reconcile: Callable[[str], None]  #: sends the wake-up message to reconcile one mutation
+    #: sends a reconcile attempt to a worker that knows its workflow
+    redispatch_reconcile: Callable[[ReconcileMessage], object] = lambda _: None
     notifier: Notifier = field(default_factory=LogNotifier)
     allowed_unsafe_settings: Collection[str] = ()  #: settings of Postgres that the doctor does not report
     periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each duty may run
@@ -85,9 +87,10 @@ class Sweeps:
         """Recover at once the runs of a process that is known to be gone."""
         return rescuer.recover_process(self.db, self.scheduler, worker, jitter=self.jitter())
 
-    def reconcile_one(self, mutation_id: MutationId) -> SweepReport:
-        """Reconcile one mutation, if an attempt is due."""
-        return Reconciler(self.db, self.registry, self.jitter).reconcile(mutation_id)
+    def reconcile_one(self, mutation_id: MutationId, deferred_until: datetime | None = None) -> SweepReport:
+        """Reconcile one mutation, if an attempt is due or was deferred until this time."""
+        reconciler_ = Reconciler(self.db, self.registry, self.jitter, self.redispatch_reconcile)
+        return reconciler_.reconcile(mutation_id, deferred_until)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,16 @@
 A message that cannot be sent is not an error: the run is in Postgres and the next tick dispatches it again.
 """
 
+import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 from celery import chain
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ChannelError, OperationalError
 
-from pipeline.background.messages import DispatchMessage
+from pipeline.background.messages import DispatchMessage, ReconcileMessage
 from pipeline.celery import app
 from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.telemetry.tracing import context
@@ -18,6 +20,9 @@ from pipeline.telemetry.tracing import context
 log = logging.getLogger(__name__)
 
 _MAX_HOPS = 8
+_MAX_QUEUE_NAME = 255  #: bytes, in AMQP
+#: Messages in a queue of reconcile attempts above which none is added: no worker reads it, and the sweep goes on.
+_MAX_WAITING = 1000
 
 
 def dispatch(message: DispatchMessage, hops: int = 0) -> bool:
@@ -66,6 +71,56 @@ def dispatch_reconcile(mutation_id: str) -> None:
     """Send the task that reconciles one mutation."""
     with context.preserve_context():
         app.send_task("pipeline.reconcile", args=(mutation_id,), expires=300)
+
+
+def redispatch_reconcile(message: ReconcileMessage) -> None:
+    """Send a reconcile attempt to the workers that know its workflow. If it is lost, the sweep sends it again."""
+    queue = _reconcile_queue(message.workflow, message.version)
+    until = message.deferred_until.isoformat()
+    if _is_full(queue.name):
+        return
+    try:
+        with context.preserve_context():
+            app.send_task("pipeline.reconcile", args=(message.mutation_id, until), queue=queue, expires=300)
+    except OperationalError as error:
+        log.warning("the broker cannot be reached; the sweep reconciles %s later: %s", message.mutation_id, error)
+
+
+def consume_reconciles(workflows: Iterable[tuple[str, int]]) -> None:
+    """Let this worker read the reconcile attempts of its workflows, given with their versions.
+
+    A worker that does not read the queue of the sweeps reconciles nothing.
+    """
+    queues = app.amqp.queues
+    if app.conf.task_default_queue in queues.consume_from:
+        for name, version in workflows:
+            queues.select_add(_reconcile_queue(name, version))
+
+
+def _reconcile_queue(workflow: str, version: int) -> Any:
+    """The queue that workers with this version of a workflow read. A name that is too long is replaced by its hash."""
+    name = f"pipeline.reconcile.{workflow}.{version}"
+    if len(name.encode()) > _MAX_QUEUE_NAME:
+        name = f"pipeline.reconcile.{hashlib.sha256(name.encode()).hexdigest()}"
+    # not from the table of queues: in it, the queue would become one that this worker reads
+    return app.amqp.queues.new_missing(name)
+
+
+def _is_full(queue: str) -> bool:
+    with app.connection_for_write(connect_timeout=2) as connection:
+        try:
+            return queue_depth(connection, queue) >= _MAX_WAITING
+        except connection.connection_errors:
+            return False  # sending says that the broker is away
+
+
+def queue_depth(connection: Any, queue: str) -> int:
+    """How many messages wait in a queue."""
+    with connection.channel() as channel:
+        try:
+            return int(channel.queue_declare(queue=queue, passive=True).message_count)
+        except ChannelError:  # a queue that is empty may not exist
+            return 0
 
 
 def dispatch_sweep(name: str) -> None:

@@ -89,6 +89,7 @@ class WorkerProcess:
             jitter=_random.random,
             redispatch_after=self.settings.redispatch_after,
             dispatch_reconcile=messages.dispatch_reconcile,
+            redispatch_reconcile=messages.redispatch_reconcile,
             notifier=self.notifier,
             allowed_unsafe_settings=self.settings.allowed_unsafe_settings,
             periods=periods(self.settings.tick),

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.store.database import describe_error, is_transient
-from pipeline.tasks import broker_owner, telemetry, watchdog
+from pipeline.tasks import broker_owner, messages, telemetry, watchdog
 from pipeline.tasks.process import current_process
 from pipeline.telemetry import logs
 from pipeline.telemetry.tracing import export
@@ -30,6 +30,7 @@ def check_startup(sender: Any, **_: Any) -> None:
         telemetry.open_metrics(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         register_workflows(here.db, here.registry, here.settings.code_version)
+        messages.consume_reconciles((each.name, each.version) for each in here.registry.workflows.values())
     except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that can do nothing
         _exit(error)
     here.db.dispose()

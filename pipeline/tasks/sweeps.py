@@ -1,5 +1,6 @@
 """The Celery tasks of the sweeps, sent by beat, and of one reconcile attempt."""
 
+from datetime import datetime
 from uuid import UUID
 
 from pipeline.celery import app
@@ -14,6 +15,7 @@ def sweep(name: str) -> None:
 
 
 @app.task(name="pipeline.reconcile")
-def reconcile(mutation_id: str) -> None:
-    """Reconcile one mutation with the outside system."""
-    current_process().sweeps.reconcile_one(MutationId(UUID(mutation_id)))
+def reconcile(mutation_id: str, deferred_until: str | None = None) -> None:
+    """Reconcile one mutation with the outside system; the attempt may have been deferred by another worker."""
+    until = None if deferred_until is None else datetime.fromisoformat(deferred_until)
+    current_process().sweeps.reconcile_one(MutationId(UUID(mutation_id)), until)

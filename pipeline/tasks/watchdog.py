@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 from celery.worker import state
-from kombu.exceptions import ChannelError
 
 from pipeline.celery import app
 from pipeline.config import EXIT_RESTART
@@ -135,14 +134,6 @@ def _has_waiting_messages() -> bool:
     """Return whether a queue of this worker holds waiting messages; False while the broker is away."""
     with app.connection_for_read(connect_timeout=2) as connection:
         try:
-            return any(_queue_depth(connection, queue) for queue in list(app.amqp.queues.consume_from))
+            return any(messages.queue_depth(connection, queue) for queue in list(app.amqp.queues.consume_from))
         except connection.connection_errors:
             return False
-
-
-def _queue_depth(connection: Any, queue: str) -> int:
-    with connection.channel() as channel:
-        try:
-            return int(channel.queue_declare(queue=queue, passive=True).message_count)
-        except ChannelError:  # a queue that is empty may not exist
-            return 0

@@ -10,7 +10,7 @@ from what is not.
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pipeline.domain import idempotency
@@ -128,10 +128,21 @@ def stop_monitoring(tx: Transaction, row: MutationRow, reason: str) -> None:
 
 
 def begin_monitor_check(
-    tx: Transaction, mutation_id: MutationId, retry_after: timedelta, *, is_counted: bool = True
+    tx: Transaction,
+    mutation_id: MutationId,
+    retry_after: timedelta,
+    *,
+    is_counted: bool = True,
+    deferred_until: datetime | None = None,
 ) -> MutationRow | None:
-    """Begin the check that is due, and book another in case it gives no verdict."""
-    return tx.first(mutation_store.BEGIN_MONITOR_CHECK, id=mutation_id, pause=retry_after, counts=is_counted)
+    """Begin the check that is due or was deferred, and book another in case it gives no verdict."""
+    return tx.first(
+        mutation_store.BEGIN_MONITOR_CHECK,
+        id=mutation_id,
+        pause=retry_after,
+        counts=is_counted,
+        deferred_until=deferred_until,
+    )
 
 
 def schedule_monitor_check(tx: Transaction, mutation_id: MutationId, next_after: timedelta | None) -> None:

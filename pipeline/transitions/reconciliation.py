@@ -1,7 +1,7 @@
 """Reconcile attempts that could not be made or gave no verdict: postponed, and escalated to an operator in the end."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
 
@@ -23,8 +23,11 @@ _ESCALATE_AFTER = timedelta(hours=1)  #: without a reconcile attempt
 _SWEEP = "reconcile"
 
 
-def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
+def defer(tx: Transaction, row: MutationRow, reason: str) -> datetime | None:
     """Defer a reconcile attempt that this process cannot make. After an hour without one, escalate.
+
+    Return until when it is deferred. A worker that is given this time may make the attempt before. None: it was
+    escalated, or another worker booked or deferred it since ``row`` was read.
 
     The hour counts from the first deferral after the last attempt, or from the doubt if there was no attempt. An
     attempt in the quiet period is not counted, but it was one: it put the next attempt off to the end of the period.
@@ -35,13 +38,16 @@ def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
         since = row.doubted_at
     if since is not None and tx.clock() - since > _ESCALATE_AFTER:
         escalate(tx, [row.id], reason)
-        return
+        return None
+    deferred = tx.first(mutation_store.DEFER, id=row.id, after=_DEFER_FOR, next_reconcile_at=row.next_reconcile_at)
+    if deferred is None:
+        return None
     if row.reconcile_deferred_since is None:
         by = Actor(name=_SWEEP, reason=reason, evidence={"reconcile_attempts": row.reconcile_attempts})
         audit.record(
             tx, by, "mutation.reconcile_deferred", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id
         )
-    tx.execute(mutation_store.DEFER, id=row.id, after=_DEFER_FOR)
+    return deferred.next_reconcile_at
 
 
 def add_cost(tx: Transaction, mutation_id: MutationId, cost: Decimal) -> None:
@@ -59,14 +65,22 @@ def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -
         )
 
 
-def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[BookedMutationRow, ...]:
+def book(
+    tx: Transaction,
+    attempts: Sequence[tuple[MutationId, int, timedelta]],
+    *,
+    deferred_until: datetime | None = None,
+) -> tuple[BookedMutationRow, ...]:
     """Book the next reconcile attempt before this one begins: (mutation, attempts so far, delay).
 
     A reconcile that takes its worker down has then already been counted and cannot spin. What is
     missing from the result was booked by another worker or is no longer in doubt.
+
+    An attempt that was deferred until ``deferred_until`` counts as due. Booking changes that time: one worker gets it.
     """
     rows = [{"mutation_id": id_, "attempts": count, "delay": delay} for id_, count, delay in attempts]
-    return tuple(tx.guarded(mutation_store.BOOK, rows, host_clock=tx.host_clock()))
+    host_clock = tx.host_clock()
+    return tuple(tx.guarded(mutation_store.BOOK, rows, deferred_until=deferred_until, host_clock=host_clock))
 
 
 def postpone(

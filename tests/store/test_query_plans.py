@@ -190,7 +190,7 @@ WRITES: Mapping[str, Asked] = {
     "apply": (mutation_store.APPLY, verdicts),
     "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, host_clock=NOW)),
     "doubt": (mutation_store.DOUBT, lambda crowd: verdicts(crowd, opened_at=NOW)),
-    "book": (mutation_store.BOOK, lambda crowd: verdicts(crowd, host_clock=NOW)),
+    "book": (mutation_store.BOOK, lambda crowd: verdicts(crowd, deferred_until=None, host_clock=NOW)),
     "escalate": (
         mutation_store.ESCALATE,
         lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80]), "reason": "asked"},

@@ -70,7 +70,7 @@ class World(Connector):
 
 
 world = World()
-shop = Workflow("shop", concurrency=64, on_uncertain="contain")
+shop = Workflow("shop", concurrency=64, on_uncertain="contain", version=int(os.environ.get("SHOP_VERSION", "1")))
 orders = shop.topic("orders")
 done = shop.topic("done")
 

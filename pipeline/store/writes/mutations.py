@@ -219,7 +219,7 @@ WITH due AS (
   SELECT m.id FROM pipeline.mutations m
   JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, attempts integer) ON x.mutation_id = m.id
   WHERE m.status = '{MutationStatus.NEEDS_RECONCILE}' AND m.reconcile_attempts = x.attempts
-    AND m.next_reconcile_at <= pipeline.clock()
+    AND (m.next_reconcile_at <= pipeline.clock() OR m.next_reconcile_at = CAST(:deferred_until AS timestamptz))
   ORDER BY m.id FOR NO KEY UPDATE OF m SKIP LOCKED
 )
 UPDATE pipeline.mutations m
@@ -241,18 +241,20 @@ WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}'
 """)
 
 #: No worker could make the attempt that is due. Since when is kept until an attempt is made.
-DEFER = Command(f"""
+DEFER = Statement[MutationRow](f"""
 UPDATE pipeline.mutations
 SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval)),
     reconcile_deferred_since = coalesce(reconcile_deferred_since, pipeline.clock())
-WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}'
+WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}' AND next_reconcile_at = :next_reconcile_at RETURNING *
 """)
 
 #: A check for the late effect of a mutation that was resolved on weak evidence. It is counted, and another is booked,
 #: before it begins.
 BEGIN_MONITOR_CHECK = Statement[MutationRow]("""
 WITH due AS (
-  SELECT id FROM pipeline.mutations WHERE id = :id AND next_monitor_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
+  SELECT id FROM pipeline.mutations
+  WHERE id = :id AND (next_monitor_at <= pipeline.clock() OR next_monitor_at = CAST(:deferred_until AS timestamptz))
+  FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE pipeline.mutations m
 SET next_monitor_at = pipeline.clock() + :pause,
