@@ -62,7 +62,7 @@ _JSON_OUTPUT: dict[str, str] = {
     "breaker": "`operation`, `act`, `is_changed`, `is_notified`",
     "breakers": "a list of `connector`, `operation`, `reason`, `opened_by`, `opened_at`, `probe_at`",
     "connectors": "a list of `connector`, `operation`, `grade`, `timeout`, `settle`",
-    "plan": "`requests` and `counts`",
+    "plan": "`renames`, `requests` and `counts`",
     "db upgrade": "`version`",
     "db current": "`version`",
 }

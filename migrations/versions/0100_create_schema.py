@@ -69,8 +69,21 @@ CREATE TABLE pipeline.workflows (
 CREATE TABLE pipeline.topics (
     workflow TEXT NOT NULL,
     name TEXT NOT NULL,
+    uid UUID DEFAULT pipeline.uuid7() NOT NULL,
     schema JSONB,
+    retired BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT topics_pk PRIMARY KEY (workflow, name)
+)
+    """,
+    """
+CREATE TABLE pipeline.renames (
+    kind TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    former TEXT NOT NULL,
+    name TEXT NOT NULL,
+    renamed_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT renames_kind_known CHECK (kind IN ('workflow', 'topic', 'handler')),
+    CONSTRAINT renames_pk PRIMARY KEY (kind, workflow, former)
 )
     """,
     """
@@ -456,13 +469,24 @@ CREATE TABLE pipeline.archive (
 )
     """,
     """
-CREATE FUNCTION pipeline.routes(of text, names text[]) RETURNS TABLE (workflow text, topic text, handlers integer[])
-LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION pipeline.routes(of text, names text[])
+RETURNS TABLE (workflow text, name text, topic text, handlers integer[]) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+  present text := of;
+  renamed text;
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(hashtext('pipeline.subscriptions'), hashtext(of));
-  RETURN QUERY SELECT t.workflow, t.name, ARRAY(
+  LOOP
+    PERFORM pg_advisory_xact_lock_shared(hashtext('pipeline.subscriptions'), hashtext(present));
+    renamed := (SELECT n.name FROM pipeline.renames n
+                WHERE n.kind = 'workflow' AND n.workflow = '' AND n.former = present);
+    EXIT WHEN renamed IS NULL;
+    present := renamed;
+  END LOOP;
+  RETURN QUERY SELECT t.workflow, g.name, t.name, ARRAY(
       SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
-    FROM pipeline.topics t WHERE t.workflow = of AND t.name = ANY(names);
+    FROM unnest(names) AS g(name)
+    LEFT JOIN pipeline.renames n ON n.kind = 'topic' AND n.workflow = present AND n.former = g.name
+    JOIN pipeline.topics t ON t.workflow = present AND t.name = coalesce(n.name, g.name);
 END
 $$
     """,
@@ -571,6 +595,7 @@ TABLES = (
     "events",
     "subscriptions",
     "handlers",
+    "renames",
     "topics",
     "workflows",
 )

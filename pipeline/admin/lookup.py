@@ -1,8 +1,6 @@
 """Find things by what an operator types: names with a suggestion, ids by their first digits."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
-from typing import NoReturn
 from uuid import UUID
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError
@@ -18,7 +16,7 @@ def require_workflow(tx: Transaction, name: str) -> str:
     """Return the name if there is such a workflow; else raise."""
     known = work.workflow_names(tx)
     if name not in known:
-        raise_not_found("workflow", name, known)
+        raise NotFoundError("workflow", name, known)
     return name
 
 
@@ -26,7 +24,7 @@ def require_handler(tx: Transaction, workflow_name: str, name: str) -> str:
     """Return the name if the workflow has such a handler; else raise."""
     known = [row.name for row in work.handlers(tx, require_workflow(tx, workflow_name))]
     if name not in known:
-        raise_not_found(f"handler of workflow {workflow_name!r} named", name, known)
+        raise NotFoundError(f"handler of workflow {workflow_name!r} named", name, known)
     return name
 
 
@@ -34,15 +32,8 @@ def require_topic(tx: Transaction, workflow_name: str, name: str) -> str:
     """Return the name if the workflow has such a topic; else raise."""
     known = [row.name for row in work.topics(tx, require_workflow(tx, workflow_name))]
     if name not in known:
-        raise_not_found(f"topic of workflow {workflow_name!r} named", name, known)
+        raise NotFoundError(f"topic of workflow {workflow_name!r} named", name, known)
     return name
-
-
-def raise_not_found(noun: str, key: object, known: Iterable[str]) -> NoReturn:
-    """Raise that there is no such thing, with the nearest known name."""
-    names = list(known)
-    near = get_close_matches(str(key), names, n=1)
-    raise NotFoundError(noun, key, names, f"Did you mean {near[0]!r}?" if near else "")
 
 
 def find_id(tx: Transaction, text: str, noun: str) -> UUID:

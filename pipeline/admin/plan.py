@@ -18,10 +18,11 @@ from pipeline.store.database import Database
 from pipeline.store.reads import listings, work
 from pipeline.store.rows import OfferedEventRow, PendingEventRow, UnsentRunRow
 from pipeline.store.schema import HandlerRow
+from pipeline.transitions import renames
 from pipeline.worker.phases import Phases
 from pipeline.workflows.authoring import Consumer
 from pipeline.workflows.handler_types import RequestedMutation
-from pipeline.workflows.registry import Registry
+from pipeline.workflows.registry import Registry, spec_of
 
 _MOST_EVENTS = 10_000
 
@@ -44,6 +45,16 @@ class PlannedRun:
     def request(self) -> str:
         """Connector and operation; empty when no mutation would be requested."""
         return f"{self.connector}.{self.operation}" if self.connector else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRename:
+    """What the next worker with the loaded code moves to a new name."""
+
+    kind: str
+    former: str
+    name: str
+    waiting: int  #: events that wait under the former name
 
 
 @dataclass
@@ -84,6 +95,21 @@ class Planner:
             ]
         finally:
             self.phases.steps.close()
+
+    def renames(self, workflow: str) -> list[PlannedRename]:
+        """List what a worker with the loaded code would rename. Nothing is moved."""
+        with self.db.transaction() as tx:
+            spec = spec_of(self.registry.workflow(workflow), tx.clock())
+            planned = renames.plan(tx, spec, renames.stored_workflow(tx, spec))
+            return [
+                PlannedRename(
+                    kind=str(each.kind),
+                    former=each.former,
+                    name=each.name,
+                    waiting=renames.waiting_events(tx, planned.stored_as, each),
+                )
+                for each in planned.everything
+            ]
 
     def _consumer_runs(self, workflow: str, consumer: Consumer, most: int) -> Iterator[PlannedRun]:
         handler, now, left = self._backlog(workflow, consumer)

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from pipeline.admin import lookup
-from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.ids import EventId
 from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import Actor, EventHeader, header_of
@@ -125,7 +125,7 @@ def _by_id(tx: Transaction, which: QuarantineFilter) -> list[EventDeliveryStatus
     found = listings.deliveries_by_event(tx, which.event_ids)
     missing = set(which.event_ids) - {row.id for row in found}
     if missing:
-        lookup.raise_not_found("event", min(missing), ())
+        raise NotFoundError("event", min(missing))
     return [row for row in found if which.workflow in (None, row.workflow) and which.handler in (None, row.handler)]
 
 

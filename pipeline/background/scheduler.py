@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.background.messages import DispatchMessage, SweepReport
+from pipeline.domain.errors import NotFoundError
 from pipeline.domain.scheduling import DueReason, HandlerFacts, cohort_size, due_reason, priority
 from pipeline.domain.states import PHASE_TASKS, Phase, PhaseTask
 from pipeline.domain.workflows import HandlerKind
@@ -61,6 +62,8 @@ class Scheduler:
         for workflow in workflows:
             try:
                 self._start_all_due(workflow, report)
+            except NotFoundError:
+                report.add("renamed")  # between the read and the lock; the next call has the present name
             except DBAPIError as error:
                 if not is_lock_timeout(error):
                     raise

@@ -72,15 +72,21 @@ def plan(
     limit: Annotated[int, typer.Option(min=1, help="Runs of each consumer at most.")] = 100,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show which requests a workflow would send now. Nothing is reserved and nothing is sent."""
+    """Show what a workflow would send now, and what its code renames. Nothing is reserved, sent or moved."""
     settings, known = Settings.load(os.environ), common.load_registry()
     if workflow not in known.workflows:
         _raise_code_missing(context.obj, workflow)
     planner = Planner(context.obj, known, step_limit=settings.step_time_limit)
-    planned = planner.plan(workflow, limit=limit)
+    renames, planned = planner.renames(workflow), planner.plan(workflow, limit=limit)
     if as_json:
-        common.print_json({"requests": [asdict(item) for item in planned], "counts": request_counts(planned)})
+        listed = {"requests": [asdict(item) for item in planned], "counts": request_counts(planned)}
+        common.print_json({"renames": [asdict(item) for item in renames], **listed})
         return
+    for item in renames:
+        typer.echo(
+            f"The next worker renames the {item.kind} {item.former!r} to {item.name!r}; "
+            f"{quantity(item.waiting, 'event')} {'waits' if item.waiting == 1 else 'wait'} there."
+        )
     tables.print_table(
         quantity(len(planned), "run"),
         ("consumer", "events", "request", "details"),

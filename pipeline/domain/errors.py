@@ -23,6 +23,7 @@ PipelineError
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
@@ -53,8 +54,14 @@ class NotFoundError(InvalidInputError):
 
     def __init__(self, noun: str, key: object, known: Iterable[str] = (), hint: str = "") -> None:
         self.noun, self.key, self.known = noun, key, tuple(known)
-        seen = f" Known: {', '.join(sorted(self.known))}." if self.known else ""
-        super().__init__(f"There is no {noun} {str(key)!r}.{seen}{' ' + hint if hint else ''}")
+        near = get_close_matches(str(key), self.known, n=1)
+        parts = [
+            f"There is no {noun} {str(key)!r}.",
+            f"Known: {', '.join(sorted(self.known))}." if self.known else "",
+            f"Did you mean {near[0]!r}?" if near else "",
+            hint,
+        ]
+        super().__init__(" ".join(part for part in parts if part))
 
 
 class IllegalTransitionError(PipelineError):

@@ -25,8 +25,9 @@ def effect_id(handler: UUID, inputs: Iterable[Sequence[str]], request_hash: str)
     """Return the id of the effect that a handler asks for with this request for these inputs.
 
     - ``handler`` is the handler's uid. It belongs to one handler of one installation, and a rename keeps it.
-    - ``inputs`` are the topics and message ids of the pinned events, in any order. A message id names a fact, so an
-      event that was lost and is published again is the same input. The event's own id is reused after a restore.
+    - ``inputs`` are the uids of the topics and the message ids of the pinned events, in any order. A rename keeps the
+      uid. A message id names a fact, so an event that was lost and is published again is the same input. The event's
+      own id is reused after a restore.
     - ``request_hash`` is the hash of the exact request.
     """
     written = json.dumps([str(handler), sorted([*each] for each in inputs), request_hash])

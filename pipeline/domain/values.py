@@ -204,12 +204,14 @@ class TopicSpec:
 
     name: str
     schema: Any = None
+    renamed_from: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerOptions:
     """Options that every handler takes."""
 
+    renamed_from: str = ""
     failures: FailurePolicy = field(default_factory=FailurePolicy, metadata={"column": "failure_policy"})
 
 
@@ -259,3 +261,4 @@ class WorkflowSpec:
     on_logic_error: OnLogicError = OnLogicError.MAINTENANCE
     on_exhausted: OnExhausted = OnExhausted.BLOCK
     retention: Retention = field(default_factory=Retention)
+    renamed_from: str = ""

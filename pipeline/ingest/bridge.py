@@ -1,7 +1,7 @@
 """The bridge from a stream to a topic: routes entries, publishes them, acknowledges them."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,8 +18,9 @@ from pipeline.ingest.errors import LockedError, PoisonEntry, PoisonError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.store.database import Database, Transaction, is_lock_timeout
 from pipeline.store.reads import work
+from pipeline.store.rows import NamedTopicRow
 from pipeline.telemetry.tracing import context
-from pipeline.transitions import events, payload_schemas
+from pipeline.transitions import events
 
 _LONGEST_ENTRY_ID = 41  #: two 64-bit numbers and a dash
 
@@ -94,12 +95,12 @@ _UNTRUE_ENDINGS = (" Nothing was written.", " Nothing was published.")  #: not t
 
 def split_publishable(tx: Transaction, route: Route, ready: RoutedBatch) -> tuple[RoutedBatch, list[PoisonEntry]]:
     """Split a batch into entries that can become events, and the others with their problems."""
-    schema_of = {row.name: row.schema for row in work.topics(tx, route.workflow)}
+    topics = work.topics_by_name(tx, route.workflow)
     good: RoutedBatch = []
     bad: list[PoisonEntry] = []
     for message, event in ready:
         try:
-            _check_event(tx, route, event, schema_of)
+            _check_event(tx, route, event, topics)
         except InvalidInputError as error:
             bad.append(poison_entry(message, error))
         else:
@@ -115,13 +116,11 @@ def poison_entry(message: QueueMessage, error: InvalidInputError) -> PoisonEntry
     return PoisonEntry(message.id, message.fields, problem.rstrip("."))
 
 
-def _check_event(tx: Transaction, route: Route, event: NewEvent, schema_of: dict[str, Any]) -> None:
+def _check_event(tx: Transaction, route: Route, event: NewEvent, topics: Mapping[str, NamedTopicRow]) -> None:
     events.event_rows([event], route.limits)
-    if event.topic not in schema_of:
+    if event.topic not in topics:
         raise events.unknown_topic_error(tx, route.workflow, event.topic)
-    if schema_of[event.topic] is not None:
-        what = f"payload of {event.message_id!r}"
-        payload_schemas.check_payload(schema_of[event.topic], event.payload, what=what, topic=event.topic)
+    events.check_event(topics[event.topic], event)
 
 
 logger = logging.getLogger("pipeline.ingest")
@@ -169,10 +168,10 @@ class Bridge:
     def require_target(self) -> None:
         """Refuse a workflow or topic that does not exist."""
         with self.database.transaction() as tx:
+            topics = work.topics_by_name(tx, self.route.workflow)
             names = work.workflow_names(tx)
-            if self.route.workflow not in names:
+            if not topics and self.route.workflow not in names:
                 raise NotFoundError("workflow", self.route.workflow, names, "Nothing was read.")
-            topics = [row.name for row in work.topics(tx, self.route.workflow)]
         if self.route.topic not in topics:
             what = f"topic of workflow {self.route.workflow!r} named"
             raise NotFoundError(what, self.route.topic, topics, "Nothing was read.")

@@ -4,6 +4,7 @@ A trigger here costs nothing on the hot path: its WHEN clause names the forbidde
 runs only to refuse it.
 """
 
+from pipeline.domain.renames import NameKind
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus
 from pipeline.store.predicates import DONE_DELIVERY, RESOLVED_MUTATION, UNOWNED_DELIVERY, sql_list
 
@@ -40,15 +41,27 @@ $$
 """
 
 #: Hold the subscriptions of a workflow until the transaction ends, then read them. A volatile function takes a new
-#: snapshot for each of its statements: a publisher that waited for a deploy sees what the deploy has changed.
-ROUTES = """
-CREATE FUNCTION pipeline.routes(of text, names text[]) RETURNS TABLE (workflow text, topic text, handlers integer[])
-LANGUAGE plpgsql VOLATILE AS $$
+#: snapshot for each of its statements: a publisher that waited for a deploy sees what the deploy has changed. A former
+#: name leads to the present one (``topic``); ``name`` is as the publisher gave it.
+ROUTES = f"""
+CREATE FUNCTION pipeline.routes(of text, names text[])
+RETURNS TABLE (workflow text, name text, topic text, handlers integer[]) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+  present text := of;
+  renamed text;
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(hashtext('pipeline.subscriptions'), hashtext(of));
-  RETURN QUERY SELECT t.workflow, t.name, ARRAY(
+  LOOP
+    PERFORM pg_advisory_xact_lock_shared(hashtext('pipeline.subscriptions'), hashtext(present));
+    renamed := (SELECT n.name FROM pipeline.renames n
+                WHERE n.kind = '{NameKind.WORKFLOW}' AND n.workflow = '' AND n.former = present);
+    EXIT WHEN renamed IS NULL;
+    present := renamed;
+  END LOOP;
+  RETURN QUERY SELECT t.workflow, g.name, t.name, ARRAY(
       SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
-    FROM pipeline.topics t WHERE t.workflow = of AND t.name = ANY(names);
+    FROM unnest(names) AS g(name)
+    LEFT JOIN pipeline.renames n ON n.kind = '{NameKind.TOPIC}' AND n.workflow = present AND n.former = g.name
+    JOIN pipeline.topics t ON t.workflow = present AND t.name = coalesce(n.name, g.name);
 END
 $$
 """

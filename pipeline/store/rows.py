@@ -29,6 +29,7 @@ from pipeline.store.schema import (
     RunRow,
     RunStatusText,
     SessionRow,
+    TopicRow,
     WorkflowRow,
 )
 
@@ -85,7 +86,7 @@ class ClaimedRunRow(RunRow, Protocol):
 
     handler: str
     handler_uid: UUID
-    inputs: Any  #: topics and message ids of the pinned events, for the mutate task
+    inputs: Any  #: uids of topics and message ids of the pinned events, for the mutate task
     handler_state: Any
     ordered: bool
     low_watermark: int
@@ -197,14 +198,6 @@ class ReplacementRunRow(Protocol):
 
 
 # Events and deliveries
-
-
-class PublishableTopicRow(Protocol):
-    """A topic, and the isolation level of the transaction that is to publish to it."""
-
-    name: str
-    schema: Any
-    isolation: str
 
 
 class PublishedEventRow(Protocol):
@@ -338,6 +331,26 @@ class SubscribedHandlerRow(Protocol):
 
     topic: str
     handler_id: int
+
+
+class NamedTopicRow(TopicRow, Protocol):
+    """A topic, the names that it had before, and the isolation level of the transaction that reads it."""
+
+    former_names: list[str]
+    isolation: str
+
+
+class LockedWorkflowRow(NameRow, Protocol):
+    """A workflow that is locked now, and how many were to be."""
+
+    wanted: int
+
+
+class PresentNameRow(Protocol):
+    """A former name, and the one that has taken its place."""
+
+    former: str
+    name: str
 
 
 class OpenBackfillRow(SubscribedHandlerRow, Protocol):

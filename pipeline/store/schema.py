@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
+from pipeline.domain.renames import NameKind
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
@@ -60,6 +61,7 @@ MutationStatusText = Annotated[str, MutationStatus]
 ResolverText = Annotated[str, Resolver]
 DeliveryStatusText = Annotated[str, DeliveryStatus]
 DesiredStatusText = Annotated[str, DesiredStatus]
+NameKindText = Annotated[str, NameKind]
 HandlerKindText = Annotated[str, HandlerKind]
 BlockKindText = Annotated[str, BlockKind]
 SessionResultText = Annotated[str, SessionResult]
@@ -182,13 +184,32 @@ class TopicRow(Protocol):
 
     workflow: str
     name: str
+    uid: UUID = column(default=NEW_ID)  #: a part of idempotency keys, which a rename keeps
     schema: Any
+    retired: bool = column(default="false")  #: the newest code declares it no more
 
 
 topics = table(
     "topics",
     TopicRow,
     sa.PrimaryKeyConstraint("workflow", "name"),
+)
+
+
+class RenameRow(Protocol):
+    """A row of ``renames``."""
+
+    kind: NameKindText
+    workflow: str  #: of a topic or a handler; empty for the name of a workflow itself
+    former: str
+    name: str
+    renamed_at: datetime = column(default=NOW)
+
+
+renames = table(
+    "renames",
+    RenameRow,
+    sa.PrimaryKeyConstraint("kind", "workflow", "former"),
 )
 
 

@@ -39,6 +39,7 @@ TRANSITIONS: Mapping[str, str] = {
     "mutation.reconcile_retried": "an operator asked for new reconcile attempts",
     "workflow.registered": "a workflow's handlers and topics were brought up to date",
     "workflow.restored": "handlers or topics that newer code had removed were restored for older code",
+    "workflow.renamed": "a workflow, topic or handler has a new name, and everything that belongs to it was moved",
     "workflow.backfilled": "earlier events were delivered to a consumer that has joined a topic",
     "workflow.paused": "an operator paused a workflow",
     "workflow.resumed": "an operator resumed a workflow",

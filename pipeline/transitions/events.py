@@ -4,7 +4,7 @@ Publishing is idempotent by message id: the first write wins and a repeat is a n
 to an event inside a run (reserve, consume, release, transfer) belongs to that run's verbs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
 from pipeline.store.database import Statement, Transaction, encode_row_parts
 from pipeline.store.reads import work
-from pipeline.store.rows import PublishedEventRow, RunWithMutationRow
+from pipeline.store.rows import NamedTopicRow, PublishedEventRow, RunWithMutationRow
 from pipeline.store.schema import DeliveryRow, RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
@@ -50,11 +50,14 @@ def publish(
 
     Payloads of topics that declare a schema must fit it. With ``replace`` the payload (and the title, if
     one is given) of an event that no run can have seen yet is rewritten; one that a run may have seen
-    keeps what that run saw. Keys never change.
+    keeps what that run saw. Keys never change. A former name of the workflow or of a topic means the present one, for
+    as long as the code declares the rename.
     """
     checked_name(workflow, what="workflow name")
-    rows = event_rows(_deduplicate(events, replace=replace), limits)
-    _check_topics(tx, workflow, events)
+    given = event_rows(_deduplicate(events, replace=replace), limits)
+    topics = _checked_topics(tx, workflow, events)
+    workflow = next((row.workflow for row in topics.values()), workflow)
+    rows = [row | {"topic": topics[row["topic"]].name} for row in given]
     if replace:
         tx.all(workflow_store.SHARE_SUBSCRIPTIONS, workflow=workflow)  # a deploy locks them before the workflow too
         tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow])  # no run is created between the read and the write
@@ -67,7 +70,15 @@ def publish(
         rewritten |= _by_message(tx.all(event_store.REPLACE, workflow=workflow, rows=part))
     if new:
         tx.log_on_commit("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
-    return PublishResult(new=new, replaced=rewritten)
+    return PublishResult(new=_as_given(given, topics, new), replaced=_as_given(given, topics, rewritten))
+
+
+def _as_given(
+    given: Sequence[Mapping[str, Any]], topics: Mapping[str, NamedTopicRow], ids: Mapping[tuple[str, str], EventId]
+) -> dict[tuple[str, str], EventId]:
+    """Ids by the names that the publisher gave."""
+    named = {(row["topic"], row["message_id"]): (topics[row["topic"]].name, row["message_id"]) for row in given}
+    return {name: ids[present] for name, present in named.items() if present in ids}
 
 
 def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEvent]:
@@ -79,17 +90,28 @@ def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEv
     return list(facts.values())
 
 
-def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> None:
-    """Nothing is published unless every topic is known and every payload fits its own."""
-    topics = work.publishable_topics(tx, workflow)
-    _refuse_old_snapshot({row.isolation for row in topics})
-    declared = {row.name: row.schema for row in topics}
+def _checked_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> dict[str, NamedTopicRow]:
+    """The topics by name. Nothing is published unless every topic is known and every payload fits its own."""
+    declared = work.topics_by_name(tx, workflow)
+    _refuse_old_snapshot({row.isolation for row in declared.values()})
     for event in events:
         if event.topic not in declared:
             raise unknown_topic_error(tx, workflow, event.topic)
-        if declared[event.topic] is not None:
-            what = f"payload of {event.message_id!r}"
-            payload_schemas.check_payload(declared[event.topic], event.payload, what=what, topic=event.topic)
+        check_event(declared[event.topic], event)
+    return declared
+
+
+def check_event(topic: NamedTopicRow, event: NewEvent) -> None:
+    """Refuse an event for a topic that the newest code has no more, or with a payload that does not fit."""
+    if topic.retired:
+        raise InvalidInputError(
+            f"Topic {event.topic!r} of workflow {topic.workflow!r} is gone from the code of its workers: no consumer "
+            "would get the event. Publish to another topic, or declare it again; if it has a new name, declare that "
+            f"with renamed_from={event.topic!r}. Nothing was published."
+        )
+    if topic.schema is not None:
+        what = f"payload of {event.message_id!r}"
+        payload_schemas.check_payload(topic.schema, event.payload, what=what, topic=event.topic)
 
 
 def _refuse_old_snapshot(levels: set[str]) -> None:
@@ -139,7 +161,7 @@ def skip_with_run(tx: Transaction, workflow: str, handler: str, event_id: EventI
     if found is None:
         skip(tx, workflow, handler, event_id, by)
         return
-    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(found.id)])
+    workflow_store.lock_workflows_of_runs(tx, [str(found.id)])
     run = tx.first(run_store.LOCK_RUN_OF_RETIRED_HANDLER, id=found.id)
     if run is None:
         return  # ended meanwhile, and all its inputs with it
@@ -177,10 +199,10 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
 
 def unknown_topic_error(tx: Transaction, workflow: str, topic: str) -> NotFoundError:
     """The error for a publish that found no such topic, or no such workflow at all."""
+    known = [row.name for row in work.topics(tx, workflow) if not row.retired]
     names = work.workflow_names(tx)
-    if workflow not in names:
-        return NotFoundError("workflow", workflow, names)
-    known = [row.name for row in work.topics(tx, workflow)]
+    if not known and workflow not in names:
+        return NotFoundError("workflow", workflow, names, "No worker has registered it. Nothing was published.")
     return NotFoundError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
 
 

@@ -99,7 +99,7 @@ def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str =
     """
     reason = storable_text(reason)
     kept = storable_text(f"{reason}: {detail}") if detail else reason
-    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=_run_ids(tx, ids))
+    workflow_store.lock_workflows_of_runs(tx, _run_ids(tx, ids))
     landed = run_store.execute_ids(tx, mutation_store.ESCALATE, ids, reason=kept)
     blocks = [
         {"workflow": row.workflow, "run": row.run_id, "kind": BlockKind.RECONCILIATION, "reason": kept}

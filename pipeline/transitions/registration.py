@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.renames import NameKind, in_present_names, rename_problem
 from pipeline.domain.values import DEFAULT_LIMITS, HandlerSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind, StartAt, count_problem
 from pipeline.store.database import Transaction, encode_rows
@@ -13,6 +14,8 @@ from pipeline.store.rows import OpenBackfillRow
 from pipeline.store.schema import WorkflowRow
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import workflows as workflow_store
+from pipeline.transitions import renames
+from pipeline.transitions.renames import PlannedRenames
 
 #: How many fingerprints of one version are known: more deployments do not run side by side.
 _MAX_FINGERPRINTS = 20
@@ -28,6 +31,8 @@ class Registration:
     is_older: bool = False  #: than what was registered before: nothing was taken away
     is_new_code: bool = False  #: other code of this version, or of a higher one, than was registered last
     restored: tuple[str, ...] = ()  #: descriptions of what older code has and newer code had removed
+    renamed: tuple[str, ...] = ()  #: descriptions of what was moved to a new name
+    present_name: str = ""  #: of the workflow, if older code has a former one: nothing was registered
 
 
 def register(tx: Transaction, spec: WorkflowSpec, *, page_size: int = BACKFILL_PAGE_SIZE) -> Registration:
@@ -40,47 +45,146 @@ def register(tx: Transaction, spec: WorkflowSpec, *, page_size: int = BACKFILL_P
 
     Older code takes nothing away, and gets back what newer code had taken from it: events that are
     published while it serves must reach its handlers. Of a lower version, it changes nothing else. Of
-    the same version, as while a release rolls out or after it was rolled back, its settings hold.
+    the same version, as while a release rolls out or after it was rolled back, its settings hold. What it has under a
+    former name is what newer code has under the present one: older code registers no former name again.
     """
     _check_spec(spec)
-    tx.all(workflow_store.LOCK_REGISTRATION, name=spec.name)
-    _refuse_other_kind(tx, spec)
-    before = work.workflow(tx, spec.name)
+    for name in sorted({spec.name, spec.renamed_from} - {""}):
+        tx.all(workflow_store.LOCK_REGISTRATION, name=name)
+    present = work.present_names(tx, NameKind.WORKFLOW).get(spec.name)
+    if present is not None and not spec.renamed_from:
+        return _left_to_newer_code(tx, spec, present)
+    change = _change(tx, spec)
+    _lock_subscriptions(tx, change)
+    if change.is_offering_again:
+        _offer_again(tx, change.renames)
+    if change.is_lower:
+        _restore(tx, change.spec)
+    else:
+        _update_to_spec(tx, change)
+    _subscribe(tx, change.spec, is_removing=not change.is_older)
+    for joined in work.open_backfills(tx, spec.name) if change.resubscribed else ():
+        _fill(tx, joined, page_size)
+    if change.is_offering_again:
+        tx.execute(handler_store.CLEAR_IDLE, workflow=spec.name)
+    if change.missing:
+        tx.log_on_commit("workflow.restored", workflow=spec.name, version=spec.version)
+    return change.result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """What a declaration changes."""
+
+    spec: WorkflowSpec  #: in the present names
+    before: WorkflowRow | None
+    renames: PlannedRenames
+    is_lower: bool  #: than the registered version
+    is_older: bool  #: than the registered code
+    missing: tuple[str, ...]  #: of what older code needs
+    resubscribed: bool
+
+    @property
+    def is_new_code(self) -> bool:
+        return self.before is not None and not self.is_lower and self.before.fingerprint != self.spec.fingerprint
+
+    @property
+    def is_offering_again(self) -> bool:
+        changes = self.is_new_code or self.resubscribed or bool(self.missing) or bool(self.renames.descriptions)
+        return self.before is not None and changes
+
+    @property
+    def result(self) -> Registration:
+        version = self.before.version if self.before is not None and self.is_lower else self.spec.version
+        return Registration(
+            version=version,
+            is_older=self.is_older,
+            is_new_code=self.is_new_code,
+            restored=self.missing,
+            renamed=self.renames.descriptions,
+        )
+
+
+def _change(tx: Transaction, spec: WorkflowSpec) -> _Change:
+    stored_as = renames.stored_workflow(tx, spec)
+    before = work.workflow(tx, stored_as)
     is_lower = before is not None and before.version > spec.version
     is_older = is_lower or (before is not None and _was_replaced(before, spec))
-    missing = _missing_parts(tx, spec) if is_older else []
-    declared, existing = _declared_subscriptions(spec), work.subscriptions_by_name(tx, spec.name)
-    resubscribed = not declared <= existing if is_older else declared != existing
-    if resubscribed:  # before any row: publishers and committing workers take them in this order too
-        tx.all(workflow_store.LOCK_SUBSCRIPTIONS, workflow=spec.name)
-        tx.all(workflow_store.LOCK_BACKFILL)
-    is_new_code = before is not None and not is_lower and before.fingerprint != spec.fingerprint
-    is_offering_again = before is not None and (is_new_code or resubscribed or bool(missing))
-    if is_offering_again:
-        tx.all(workflow_store.LOCK_WORKFLOWS, names=[spec.name])
-        tx.execute(handler_store.RESET_DECLINED, workflow=spec.name)
-    if is_lower:
-        _restore(tx, spec)
+    if is_older:
+        _refuse_rename_by_older_code(spec, stored_as, before)
+        topics, handlers = (work.present_names(tx, kind, spec.name) for kind in (NameKind.TOPIC, NameKind.HANDLER))
+        spec = in_present_names(spec, topics, handlers)
+        planned = PlannedRenames(stored_as=spec.name, name=spec.name)
     else:
-        _update_to_spec(tx, spec, before, is_retiring=not is_older)
-    _subscribe(tx, spec, is_removing=not is_older)
-    for joined in work.open_backfills(tx, spec.name) if resubscribed else ():
-        _fill(tx, joined, page_size)
-    if is_offering_again:
-        tx.execute(handler_store.CLEAR_IDLE, workflow=spec.name)
-    if missing:
-        tx.log_on_commit("workflow.restored", workflow=spec.name, version=spec.version)
-    version = before.version if before is not None and is_lower else spec.version
-    return Registration(version=version, is_older=is_older, is_new_code=is_new_code, restored=tuple(missing))
+        planned = renames.plan(tx, spec, stored_as)
+    _refuse_other_kind(tx, spec, planned)
+    declared, existing = _declared_subscriptions(spec), _existing_subscriptions(tx, planned)
+    return _Change(
+        spec=spec,
+        before=before,
+        renames=planned,
+        is_lower=is_lower,
+        is_older=is_older,
+        missing=tuple(_missing_parts(tx, spec)) if is_older else (),
+        resubscribed=not declared <= existing if is_older else declared != existing,
+    )
+
+
+def _lock_subscriptions(tx: Transaction, change: _Change) -> None:
+    """Wait for open publishers before any row is locked: publishers and committing workers keep this order too."""
+    if not change.resubscribed and not change.renames.descriptions:
+        return
+    for name in sorted({change.renames.stored_as, change.spec.name}):
+        tx.all(workflow_store.LOCK_SUBSCRIPTIONS, workflow=name)
+    tx.all(workflow_store.LOCK_BACKFILL)
+
+
+def _offer_again(tx: Transaction, planned: PlannedRenames) -> None:
+    """Move what is renamed, and offer events that the old code declined."""
+    tx.all(workflow_store.LOCK_WORKFLOWS, names=[planned.stored_as])
+    renames.move_work(tx, planned)
+    tx.execute(handler_store.RESET_DECLINED, workflow=planned.stored_as)
+    renames.move_deliveries(tx, planned)
+    renames.move_names(tx, planned)
+
+
+def _left_to_newer_code(tx: Transaction, spec: WorkflowSpec, present: str) -> Registration:
+    """Register nothing for older code that has a former name of the workflow. Unknown code is refused."""
+    newer = work.workflow(tx, present)
+    if newer is not None and newer.version <= spec.version and spec.fingerprint not in newer.known_fingerprints:
+        raise InvalidInputError(
+            f"Workflow {spec.name!r} was renamed to {present!r}, and this code was never registered. To go back to "
+            f"{spec.name!r}, declare it with renamed_from={present!r}. To use the name for another workflow, first "
+            f"deploy {present!r} without renamed_from={spec.name!r}."
+        )
+    return Registration(
+        version=newer.version if newer is not None else spec.version, is_older=True, present_name=present
+    )
+
+
+def _refuse_rename_by_older_code(spec: WorkflowSpec, stored_as: str, before: WorkflowRow | None) -> None:
+    if before is not None and stored_as != spec.name:
+        raise InvalidInputError(
+            f"Workflow {spec.name!r} is declared with version {spec.version} and as renamed from {stored_as!r}, which "
+            f"is registered with version {before.version}; expected at least that version. Nothing was moved."
+        )
+
+
+def _existing_subscriptions(tx: Transaction, planned: PlannedRenames) -> set[tuple[str, str]]:
+    """Which handlers listen to which topics, in the names that the code declares."""
+    topics, handlers = planned.names(NameKind.TOPIC), planned.names(NameKind.HANDLER)
+    existing = work.subscriptions_by_name(tx, planned.stored_as)
+    return {(topics.get(topic, topic), handlers.get(handler, handler)) for topic, handler in existing}
 
 
 def _declared_subscriptions(spec: WorkflowSpec) -> set[tuple[str, str]]:
     return {(topic, handler.name) for handler in spec.handlers for topic in handler.subscribes}
 
 
-def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec) -> None:
+def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec, planned: PlannedRenames) -> None:
     """A consumer cannot become a producer of the same name: its runs and events would have no handler."""
-    known = {row.name: row.kind for row in work.handlers(tx, spec.name)}
+    names = planned.names(NameKind.HANDLER)
+    known = {names.get(row.name, row.name): row.kind for row in work.handlers(tx, planned.stored_as)}
     for handler in spec.handlers:
         if known.get(handler.name, handler.kind) != handler.kind:
             raise InvalidInputError(
@@ -121,14 +225,15 @@ def _restore(tx: Transaction, spec: WorkflowSpec) -> None:
     tx.execute(handler_store.RESTORE_HANDLERS, workflow=spec.name, rows=_handler_rows(spec))
 
 
-def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: WorkflowRow | None, *, is_retiring: bool) -> None:
-    """Let the workflow, its topics and its handlers be what the code says."""
+def _update_to_spec(tx: Transaction, change: _Change) -> None:
+    """Let the workflow, its topics and its handlers be what the code says. Only the newest code removes any."""
+    spec = change.spec
     tx.execute(
         workflow_store.UPSERT_WORKFLOW,
         name=spec.name,
         version=spec.version,
         fingerprint=spec.fingerprint,
-        known_fingerprints=_known_fingerprints(before, spec),
+        known_fingerprints=_known_fingerprints(change.before, spec),
         concurrency=spec.concurrency,
         on_uncertain=spec.on_uncertain,
         on_logic_error=spec.on_logic_error,
@@ -140,7 +245,9 @@ def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: WorkflowRow | N
     tx.all(workflow_store.LOCK_WORKFLOWS, names=[spec.name])
     tx.execute(workflow_store.UPSERT_TOPICS, workflow=spec.name, rows=_topic_rows(spec))
     tx.execute(handler_store.UPSERT_HANDLERS, workflow=spec.name, rows=_handler_rows(spec))
-    if is_retiring:
+    if not change.is_older:
+        renames.save(tx, change.renames, spec, is_new_code=change.is_new_code)
+        tx.execute(workflow_store.RETIRE_TOPICS, workflow=spec.name, names=[topic.name for topic in spec.topics])
         tx.execute(handler_store.RETIRE_HANDLERS, workflow=spec.name, names=[handler.name for handler in spec.handlers])
     tx.log_on_commit("workflow.registered", workflow=spec.name, version=spec.version)
 
@@ -205,6 +312,9 @@ def _check_spec(spec: WorkflowSpec) -> None:
             raise InvalidInputError(
                 f"Workflow {spec.name!r} declares the {noun} {doubled[0]!r} twice; expected each name once."
             )
+    problem = rename_problem(spec)
+    if problem:
+        raise InvalidInputError(f"{problem}.")
     for topic in spec.topics:
         checked_json(topic.schema, what=f"schema of topic {topic.name!r}", limit=DEFAULT_LIMITS.payload)
     _check_count(f"concurrency of workflow {spec.name!r}", spec.concurrency)

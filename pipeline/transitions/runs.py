@@ -44,11 +44,12 @@ class Claims:
 
 
 class Claimer(TypedDict):
-    """The worker that claims: for how long, under which name, and which handlers it can run; by default all."""
+    """The worker that claims: for how long, under which name, which handlers and topics it knows; by default all."""
 
     lease_duration: timedelta
     worker: str
-    known_handlers: NotRequired[run_store.KnownHandlers]
+    known_handlers: NotRequired[run_store.KnownNames]
+    known_topics: NotRequired[run_store.KnownNames]
 
 
 #: What each task claims, and the phase in which it works.
@@ -69,8 +70,9 @@ def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpa
     - ``produce``: runs of producers.
     """
     statement, target = _CLAIMS[task]
-    worker, known = claimer["worker"], claimer.get("known_handlers")
-    claimed = run_store.claim(tx, statement, ids, claimer["lease_duration"], worker, known)
+    worker = claimer["worker"]
+    known = {"handlers": claimer.get("known_handlers"), "topics": claimer.get("known_topics")}
+    claimed = run_store.claim(tx, statement, ids, known, lease=claimer["lease_duration"], worker=worker)
     mine = {row.id for row in claimed}
     missing = [id_ for id_ in ids if id_ not in mine]
     found = work.runs(tx, missing) if missing else ()
@@ -216,7 +218,7 @@ def _commit(
 
 def _why_not_committed(tx: Transaction, run: RunRow, topics: Sequence[str]) -> PipelineError:
     """A run that is held in the right phase publishes to a topic that is not there, or is of the other kind."""
-    known = {row.name for row in work.topics(tx, run.workflow)}
+    known = work.topics_by_name(tx, run.workflow)
     for topic in topics:
         if topic not in known:
             return unknown_topic_error(tx, run.workflow, topic)

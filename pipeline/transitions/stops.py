@@ -83,7 +83,7 @@ def lock_workflows(tx: Transaction, leases: Iterable[RunLease], *, committing: I
     """
     if ids := [str(lease.run_id) for lease in committing]:
         tx.all(workflow_store.SHARE_SUBSCRIPTIONS_OF_RUNS, ids=ids)
-    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(lease.run_id) for lease in leases])
+    workflow_store.lock_workflows_of_runs(tx, [str(lease.run_id) for lease in leases])
 
 
 def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRow, ...]:
@@ -93,7 +93,7 @@ def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRo
     is counted, since no code failed. The pause of a handler ends with the first worker that
     takes one of its runs, or that starts and knows it.
     """
-    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(run_id) for run_id in ids])
+    workflow_store.lock_workflows_of_runs(tx, [str(run_id) for run_id in ids])
     unheard = run_store.execute_ids(tx, run_store.LOCK_UNCLAIMED, ids)
     if not unheard:
         return ()
@@ -141,7 +141,7 @@ def _storable_failure(failure: Failure) -> Failure:
 def _stop(
     tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], jitter: float
 ) -> tuple[StoppedRun, ...]:
-    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(row["run"]) for row in rows])
+    workflow_store.lock_workflows_of_runs(tx, [str(row["run"]) for row in rows])
     locked = [row.id for row in tx.guarded(run_store.LOCK_TO_STOP, rows)]
     if not locked:
         return ()

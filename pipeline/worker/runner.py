@@ -166,6 +166,7 @@ class Runner:
                     lease_duration=self.policy.lease,
                     worker=process_name(),
                     known_handlers=self._runnable_handlers(tx),
+                    known_topics=self.registry.topics,
                 )
                 ignored = len(ids) - len(claims.claimed) - len(claims.unknown_handler) - claims.idle_count
                 last.enter_context(phase_observer.observe(task.method, claims.claimed, task=task, ignored=ignored))

@@ -43,6 +43,7 @@ class Topic:
     workflow: str
     name: str
     schema: type[BaseModel] | None = None
+    renamed_from: str = field(default="", compare=False, repr=False)
     where: str = field(default="", compare=False, repr=False)  #: file and line of the declaration
 
 
@@ -86,9 +87,11 @@ class Workflow:
         on_logic_error: str = OnLogicError.MAINTENANCE,
         on_exhausted: str | None = None,
         retention: Retention | None = None,
+        renamed_from: str = "",
     ) -> None:
         where = _declaration_site()
         self.name = _check_declaration(lambda: checked_name(name, what="workflow name"), where)
+        self.renamed_from = _former_name(name, renamed_from, where)
         problem = declaration_checks.workflow_problem(version, concurrency, retention or Retention())
         if problem:
             raise DeclarationError(f"workflow {name!r} {problem}", where)
@@ -110,8 +113,11 @@ class Workflow:
             return None
         return f"runs {self.concurrency} at once" if self.concurrency > 1 else "continues while an outcome is in doubt"
 
-    def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
-        """Declare a topic; with a schema, every payload is checked against it."""
+    def topic(self, name: str, schema: type[BaseModel] | None = None, *, renamed_from: str = "") -> Topic:
+        """Declare a topic; with a schema, every payload is checked against it.
+
+        With ``renamed_from`` it takes over the events and subscriptions of the topic with that former name.
+        """
         where = _declaration_site()
         _check_declaration(lambda: checked_name(name, what="topic"), where)
         if name in self.topics:
@@ -119,7 +125,7 @@ class Workflow:
         problem = declaration_checks.schema_problem(name, schema)
         if problem:
             raise DeclarationError(problem, where)
-        self.topics[name] = Topic(self.name, name, schema, where)
+        self.topics[name] = Topic(self.name, name, schema, _former_name(name, renamed_from, where), where)
         return self.topics[name]
 
     def consumer(
@@ -188,6 +194,7 @@ class Workflow:
             if wrong or problem:
                 raise DeclarationError(f"producer {name} {wrong}" if wrong else str(problem), where)
             self._refuse_unknown_topics(published, where)
+            _former_name(name, rest.get("renamed_from", ""), where)
             self.producers[name] = Producer(
                 name=name, function=function, publishes=published, every=every, cron=cron, **rest
             )
@@ -211,6 +218,7 @@ class Workflow:
         problem = declaration_checks.consumer_problem(instance, name, subscribes, options, self.overlap_reason)
         if problem:
             raise DeclarationError(problem, where)
+        _former_name(name, options.get("renamed_from", ""), where)
         for option, kind in declaration_checks.CHOICES.items():
             if option in options:
                 options[option] = _choice(kind, option, options[option], where)
@@ -237,6 +245,16 @@ class Workflow:
                     "Declare it with workflow.topic(...) and pass what that returns",
                     where,
                 )
+
+
+def _former_name(name: str, renamed_from: str, where: str) -> str:
+    """Return the former name of a workflow, topic or handler, checked; empty if none was given."""
+    if renamed_from == "":
+        return ""
+    if renamed_from == name:
+        raise DeclarationError(f"{name!r} is declared as renamed from itself; expected its former name", where)
+    former: str = _check_declaration(lambda: checked_name(renamed_from, what=f"renamed_from of {name!r}"), where)
+    return former
 
 
 def _refuse_bare(bare: tuple[Any, ...], expected: str, where: str) -> None:

@@ -29,6 +29,7 @@ class ConsumerKeywords(TypedDict, total=False):
     """The fields of ``ConsumerOptions`` for type checkers, and the name. A choice is given as text."""
 
     name: str
+    renamed_from: str
     batch: int
     ordered: bool
     requires_approval: bool
@@ -42,6 +43,7 @@ class ProducerKeywords(TypedDict, total=False):
     """The fields of ``HandlerOptions`` for type checkers, and the name."""
 
     name: str
+    renamed_from: str
     failures: FailurePolicy
 
 

@@ -20,14 +20,19 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
     Older code removes nothing of the newer, and logs what was restored for it. This happens when an old worker restarts
     during a deployment, and for every worker after a rollback.
     """
+    left: set[str] = set()
     for workflow in registry.workflows.values():
         with db.transaction() as tx:
             registered = registration.register(tx, spec_of(workflow, tx.clock(), code_version))
             if registered.is_new_code:
                 workflows.exit_maintenance(tx, workflow.name, DEPLOYMENT)
+        if registered.renamed:
+            log.info("workflow %r: renamed %s", workflow.name, ", ".join(registered.renamed))
+        if registered.present_name:
+            left.add(workflow.name)
         if registered.is_older:
             _log_older_code(workflow, registered)
-    for name in registry.workflows:
+    for name in registry.workflows.keys() - left:
         while _backfill(db, name):
             pass
         with db.transaction() as tx:
@@ -42,6 +47,13 @@ def _backfill(db: Database, workflow: str) -> bool:
 
 
 def _log_older_code(workflow: Workflow, registered: Registration) -> None:
+    if registered.present_name:
+        log.warning(
+            "workflow %r was renamed to %r by newer code: this worker leaves its work to workers that have that code",
+            workflow.name,
+            registered.present_name,
+        )
+        return
     restored = f"; restored were {', '.join(registered.restored)}" if registered.restored else ""
     if registered.version > workflow.version:
         state = f"is registered with version {registered.version} and this worker has {workflow.version}: it serves"

@@ -89,6 +89,11 @@ class Registry:
             for handler in (*workflow.consumers, *workflow.producers)
         }
 
+    @property
+    def topics(self) -> set[tuple[str, str]]:
+        """Every topic that the code of this process declares, as (workflow, name)."""
+        return {(workflow.name, topic) for workflow in self.workflows.values() for topic in workflow.topics}
+
     def consumer(self, workflow: str, handler: str) -> Consumer:
         """Return a consumer of a workflow of this process."""
         found = self.workflow(workflow).consumers.get(handler)
@@ -146,7 +151,11 @@ def _import_module(source: str, name: str) -> ModuleType:
 def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> WorkflowSpec:
     """Return the description of a workflow for the database. A producer is first due at its next slot."""
     topics = tuple(
-        TopicSpec(name=topic.name, schema=payload_schemas.json_schema(topic.schema) if topic.schema else None)
+        TopicSpec(
+            name=topic.name,
+            schema=payload_schemas.json_schema(topic.schema) if topic.schema else None,
+            renamed_from=topic.renamed_from,
+        )
         for topic in workflow.topics.values()
     )
     consumers = tuple(
@@ -161,6 +170,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         HandlerSpec(
             name=producer.name,
             kind=HandlerKind.PRODUCER,
+            renamed_from=producer.renamed_from,
             failures=producer.failures,
             schedule=producer.cron or f"every {producer.every}",
             first_run_at=now if producer.cron is None else first_slot(producer.cron, now),
@@ -178,6 +188,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         on_logic_error=workflow.on_logic_error,
         on_exhausted=workflow.on_exhausted,
         retention=workflow.retention,
+        renamed_from=workflow.renamed_from,
     )
 
 

@@ -40,7 +40,7 @@ HANDLER_STATE_COLUMNS = set(
     ]
 )
 #: Options that workers read from their own code, or that a registration follows once: they have no column.
-WORKER_OPTIONS = {"requires_approval", "start_at", "wake"}
+WORKER_OPTIONS = {"renamed_from", "requires_approval", "start_at", "wake"}
 
 
 def test_every_value_that_describes_an_event_derives_from_the_header() -> None:

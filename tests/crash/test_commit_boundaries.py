@@ -120,6 +120,9 @@ MENDING = {
     "poison-in-a-slice": "after-5",
 }
 
+#: After which the names change: before and after the effect, in slices, with a key that must be kept.
+RENAMED = ("applied", "in-slices", "timeout-after-applying", "key-kept-after-a-wrong-not-found")
+
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_a_crash_at_any_commit_boundary_loses_nothing_and_repeats_nothing(db: Database, name: str) -> None:
@@ -149,13 +152,31 @@ def test_a_second_crash_at_any_boundary_of_the_mending_loses_nothing_and_repeats
     assert second >= 8, "mending must have boundaries to crash at"
 
 
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_rename_after_a_crash_at_any_commit_boundary_loses_nothing_and_repeats_nothing(
+    db: Database, name: str
+) -> None:
+    """The process that takes over has the next release, with new names for the workflow, the topic and the handler."""
+    play = Play(db, SCENARIOS[name], "dry")
+    assert not play.dies(CrashingDatabase(db))
+    play.renames()
+    play.settles()
+    for number in range(1, play.boundaries + 1):
+        for side in ("before", "after"):
+            crashed = Play(db, SCENARIOS[name], f"{side}-{number}")
+            assert crashed.dies(_crashing(db, side, number))
+            crashed.renames()
+            crashed.settles()
+
+
 class Play:
     """One scenario in a workflow of its own: one process dies, perhaps another too, and the last one finishes."""
 
     def __init__(self, db: Database, scenario: Scenario, label: str) -> None:
         self.db, self.scenario, self.workflow = db, scenario, f"billing-{label}"
         self.world, self.boundaries = World(**scenario.provider), 0
-        spec = a_workflow(db, self.workflow, failures=_policy(scenario), **scenario.workflow)
+        self.topic, self.consumers = IN, scenario.consumers
+        self.spec = spec = a_workflow(db, self.workflow, failures=_policy(scenario), **scenario.workflow)
         if "poll" in scenario.walker.get("handlers", ()):
             poll = replace(spec.handlers[-1], first_run_at=LONG_AGO)
             with db.transaction() as tx:
@@ -167,6 +188,26 @@ class Play:
     def _publish(self, number: int) -> EventId:
         key = f"k{number % self.scenario.keys}" if self.scenario.keys else None
         return some_events(self.db, f"m{number}", workflow=self.workflow, key=key)[0]
+
+    def renames(self) -> None:
+        """A worker of the next release starts, with another name for everything."""
+        former, self.workflow = self.workflow, f"{self.workflow}-renamed"
+        self.topic, self.consumers = f"{IN}-renamed", tuple(f"{each}-renamed" for each in self.consumers)
+        (topic, *topics), handlers = self.spec.topics, self.spec.handlers
+        consumers = [
+            replace(handler, name=name, renamed_from=handler.name, subscribes=(self.topic,))
+            for handler, name in zip(handlers, self.consumers, strict=False)
+        ]
+        release = replace(
+            self.spec,
+            name=self.workflow,
+            renamed_from=former,
+            fingerprint="renamed",
+            topics=(replace(topic, name=self.topic, renamed_from=IN), *topics),
+            handlers=(*consumers, *handlers[len(consumers) :]),
+        )
+        with self.db.transaction() as tx:
+            registration.register(tx, release)
 
     def dies(self, crashing: CrashingDatabase) -> bool:
         """Walk until the crash; False if there was none. Kinds of failure are used up by this walker alone."""
@@ -201,17 +242,17 @@ class Play:
         return False
 
     def _walker(self, db: Database, **fails: Any) -> Walker:
-        options = {"batch": 2, "handlers": self.scenario.consumers, **self.scenario.walker, **fails}
+        options = {"batch": 2, "handlers": self.consumers, "topic": self.topic, **self.scenario.walker, **fails}
         if self.scenario.poison:
             options["poison"] = self.published[1]
         return Walker(db, self.world, self.workflow, **options)
 
     def _check(self) -> None:
-        found = rows(self.db, _EVENTS, workflow=self.workflow, topic=IN)
+        found = rows(self.db, _EVENTS, workflow=self.workflow, topic=self.topic)
         assert len(found) == max(self.scenario.events, self.scenario.walker.get("produces", 0))
         expected_out = []
         for given in found:
-            for consumer in self.scenario.consumers:
+            for consumer in self.consumers:
                 status = event_status(self.db, given.id, consumer, self.workflow)
                 assert status in self.scenario.ends
                 assert (status == "quarantined") == self._is_poison(given.id)
@@ -222,7 +263,8 @@ class Play:
                 continue
             assert effects == len(self.scenario.consumers) or ("skipped" in self.scenario.ends and effects <= 1)
         out = rows(self.db, _EVENTS, workflow=self.workflow, topic=OUT)
-        assert sorted(row.message_id for row in out) == sorted(expected_out)
+        named = [row.message_id.replace("-renamed", "") for row in out]
+        assert sorted(named) == sorted(each.replace("-renamed", "") for each in expected_out)
         with self.db.transaction() as tx:
             assert databases.invariant_findings(tx) == []
         for table in ("runs", "sessions"):

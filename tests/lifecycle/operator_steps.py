@@ -12,7 +12,7 @@ from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.scheduling import DueReason
 from pipeline.domain.values import NewEvent, RunFailure, RunLease, RunOutput
 from pipeline.transitions import events, resolution, runs, stops, workflows
-from tests.factories import IN, LEASE, SOMEBODY, a_failure
+from tests.factories import LEASE, SOMEBODY, a_failure
 from tests.lifecycle.model import ModelRun
 from tests.lifecycle.state_machine import CLAIM, KINDS, PICK, Lifecycle
 from tests.support.table_reads import rows
@@ -52,9 +52,10 @@ class Acts(Lifecycle):
     def replace(self, pick: int) -> None:
         """Only what no run can have seen is rewritten."""
         event = list(self.names)[pick % len(self.names)]
-        new = NewEvent(topic=IN, message_id=self.names[event], payload={"replaced": pick})
+        workflow, topic = self._publisher(pick)
+        new = NewEvent(topic=topic, message_id=self.names[event], payload={"replaced": pick})
         with self.db.transaction() as tx:
-            replaced = events.publish(tx, "billing", [new], replace=True).replaced
+            replaced = events.publish(tx, workflow, [new], replace=True).replaced
         assert not replaced or self.model.events[event] == "pending"
 
     @rule(pick=PICK, act=st.sampled_from(sorted(_ACTS)))
@@ -64,7 +65,7 @@ class Acts(Lifecycle):
         verb, needs, becomes = _ACTS[act]
         may = self.model.events[event] in needs and not self._is_offered(event)
         with nullcontext() if may else pytest.raises(IllegalTransitionError), self.db.transaction() as tx:
-            verb(tx, "billing", "send", event, SOMEBODY)
+            verb(tx, self.workflow, self.handler, event, SOMEBODY)
         if may:
             self.model.events[event] = becomes
 
@@ -135,16 +136,16 @@ class Acts(Lifecycle):
                     pass
             if (
                 not any(run.moving or run.carry for run in self.model.runs.values())
-                and reason_due(self.db) is not DueReason.EVENTS
+                and reason_due(self.db, self.handler, self.workflow) is not DueReason.EVENTS
             ):
                 break
         left = {event: status for event, status in self.model.events.items() if status not in _DONE}
-        assert left == {}, f"due: {reason_due(self.db)}"
+        assert left == {}, f"due: {reason_due(self.db, self.handler, self.workflow)}"
 
     def _doubts(self) -> int:
         return sum(run.ledger == "needs_reconcile" and run.carry for run in self.model.runs.values())
 
     def _start_what_is_due(self) -> None:
         """Only for events: no prepare here declines what it is shown, so no event may need a wake to be found."""
-        if reason_due(self.db) is DueReason.EVENTS:
+        if reason_due(self.db, self.handler, self.workflow) is DueReason.EVENTS:
             self.start(4)

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
+from pipeline.domain.renames import NameKind
 from pipeline.domain.states import Evidence, PhaseTask
 from pipeline.domain.values import (
     AppliedMutation,
@@ -29,11 +30,12 @@ from pipeline.domain.values import (
     RunFailure,
     RunLease,
     RunOutput,
+    WorkflowSpec,
 )
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
 from pipeline.store.reads.invariants import Severity
-from pipeline.transitions import mutations, resolution, runs, starts, stops, workflows
+from pipeline.transitions import events, mutations, registration, resolution, runs, starts, stops, workflows
 from pipeline.transitions.stops import StoppedRun
 from tests.factories import (
     IN,
@@ -45,7 +47,6 @@ from tests.factories import (
     a_failure,
     a_request,
     a_workflow,
-    some_events,
 )
 from tests.lifecycle.model import Model, ModelRun
 from tests.support import databases
@@ -73,6 +74,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.published = 0
         self.names: dict[int, str] = {}
         self.ordered = False
+        self.releases = 0
+        self.called: dict[str, str] = {"workflow": "billing", "topic": IN, "handler": "send"}
+        self.former = dict(self.called)
 
     @initialize(
         concurrency=st.sampled_from([1, 3]),
@@ -93,7 +97,7 @@ class Lifecycle(RuleBasedStateMachine):
             "on_logic_error": "quarantine" if sets_aside else "maintenance",
             "on_exhausted": "quarantine" if sets_aside else "block",
         }
-        a_workflow(self.db, failures=policy, **options)
+        self.spec = a_workflow(self.db, failures=policy, **options)
         self.batch, self.ordered = batch, ordered
         self.publish(5, "a")
         self.publish(4, None)
@@ -115,13 +119,65 @@ class Lifecycle(RuleBasedStateMachine):
     def publish(self, count: int, key: str | None) -> None:
         names = [f"m{self.published + n}" for n in range(count)]
         self.published += count
-        for name, event in zip(names, some_events(self.db, *names, key=key), strict=True):
+        workflow, topic = self._publisher(self.published)
+        new = [NewEvent(topic=topic, message_id=name, payload={}, key=key) for name in names]
+        with self.db.transaction() as tx:
+            written = events.publish(tx, workflow, new).new
+        for name in names:
+            event = written[topic, name]
             self.model.events[event], self.names[event] = "pending", name
+
+    def _publisher(self, pick: int) -> tuple[str, str]:
+        """What a publisher calls the workflow and the topic: it may not know yet that they were renamed."""
+        return (self.workflow, self.topic) if pick % 2 else (self.former["workflow"], self.former["topic"])
+
+    @rule(kind=st.sampled_from(NameKind))
+    def rename(self, kind: NameKind) -> None:
+        """A worker of the next release starts, which has another name for something."""
+        self.releases += 1
+        name = f"{kind}-{self.releases}"
+        self.former = dict(self.called)
+        self.called[kind] = name
+        with self.db.transaction() as tx:
+            registration.register(tx, self._release())
+        for run in self.model.runs.values() if kind is NameKind.TOPIC else ():
+            if run.moving and run.phase == "preparing":
+                run.fence, run.leased = run.fence + 1, False
+
+    def _release(self) -> WorkflowSpec:
+        """The code in its present names, with the former ones that differ."""
+        given: dict[str, str] = {
+            kind: "" if self.former[kind] == self.called[kind] else self.former[kind] for kind in NameKind
+        }
+        (topic, *topics), (handler, *handlers) = self.spec.topics, self.spec.handlers
+        return replace(
+            self.spec,
+            name=self.workflow,
+            renamed_from=given["workflow"],
+            fingerprint=f"release {self.releases}",
+            topics=(replace(topic, name=self.topic, renamed_from=given["topic"]), *topics),
+            handlers=(
+                replace(handler, name=self.handler, subscribes=(self.topic,), renamed_from=given["handler"]),
+                *handlers,
+            ),
+        )
+
+    @property
+    def workflow(self) -> str:
+        return self.called["workflow"]
+
+    @property
+    def topic(self) -> str:
+        return self.called["topic"]
+
+    @property
+    def handler(self) -> str:
+        return self.called["handler"]
 
     @rule(count=st.integers(1, 4), alone=st.booleans())
     def start(self, count: int, alone: bool = False) -> None:
         with self.db.transaction() as tx:
-            started = starts.start(tx, "billing", "send", count=count, is_unsliced=alone)
+            started = starts.start(tx, self.workflow, self.handler, count=count, is_unsliced=alone)
         for run in started.runs:
             self.model.runs[run.id] = ModelRun(run.id, None if run.offered is None else list(run.offered))
 
@@ -132,7 +188,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def _claim(self, run: ModelRun, phase: str) -> bool:
         with self.db.transaction() as tx:
-            expected = run.can_claim(phase) and not (run.phase == "mutating" and _is_off(tx))
+            expected = run.can_claim(phase) and not (run.phase == "mutating" and _is_off(tx, self.workflow))
             claims = runs.claim(tx, CLAIM[phase], [RunId(run.id)], lease_duration=LEASE, worker="w")
         assert bool(claims.claimed) == expected
         if expected:
@@ -147,9 +203,9 @@ class Lifecycle(RuleBasedStateMachine):
         run, held = self._held(pick)
         with self.db.transaction() as tx:
             (row,) = work.runs(tx, [run.id])
-            shown = work.reservable_events(tx, row, IN, limit=min(wanted, self.batch), ordered=self.ordered)
+            shown = work.reservable_events(tx, row, self.topic, limit=min(wanted, self.batch), ordered=self.ordered)
             peeked = [EventId(event.id) for event in shown]
-            reservations = (Reservation(topic=IN, ids=tuple(peeked)),) if peeked else ()
+            reservations = (Reservation(topic=self.topic, ids=tuple(peeked)),) if peeked else ()
             wake_at = tx.clock() + timedelta(minutes=1) if pick % 4 == 0 else None
             landing = runs.finish_prepare(tx, [PreparedRun(lease=held, reservations=reservations, wake_at=wake_at)])
         if self._lands(landing, run.holds(held.fence) and run.phase == "preparing"):
@@ -276,9 +332,9 @@ class Lifecycle(RuleBasedStateMachine):
     @rule()
     def mend(self) -> None:
         with self.db.transaction() as tx:
-            workflows.exit_maintenance(tx, "billing", SOMEBODY)
-            if not work.blocking_mutations(tx, "billing"):
-                workflows.resume(tx, "billing", SOMEBODY)
+            workflows.exit_maintenance(tx, self.workflow, SOMEBODY)
+            if not work.blocking_mutations(tx, self.workflow):
+                workflows.resume(tx, self.workflow, SOMEBODY)
 
     @rule(pick=PICK, says=st.sampled_from(["truth", "skip"]), recover=st.booleans())
     def clean_up(self, pick: int, says: str, recover: bool) -> None:
@@ -292,7 +348,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule()
     def carry_forward(self) -> None:
         with self.db.transaction() as tx:
-            retryable = work.retryable_runs(tx, "billing")
+            retryable = work.retryable_runs(tx, self.workflow)
         expected = {run.id for run in self.model.runs.values() if run.carry and run.ledger != "needs_reconcile"}
         assert set(retryable) == expected
         for run_id in retryable:
@@ -313,8 +369,8 @@ class Lifecycle(RuleBasedStateMachine):
             row = found[run.id]
             assert (row.phase, row.finished_at is None, row.fence) == (run.phase, run.moving, run.fence)
             assert (row.retry_pending, row.mutation_outcome) == (run.carry, run.outcome)
-        events = rows(self.db, _EVENTS)
-        assert {row.event_id: row.status for row in events} == self.model.events
+        delivered = rows(self.db, _EVENTS)
+        assert {row.event_id: row.status for row in delivered} == self.model.events
 
     @invariant()
     def a_key_is_held_by_one_run_at_a_time(self) -> None:
@@ -365,15 +421,15 @@ class Lifecycle(RuleBasedStateMachine):
         return expected
 
 
-def _is_off(tx: Transaction) -> bool:
-    row = work.workflow(tx, "billing")
+def _is_off(tx: Transaction, workflow: str) -> bool:
+    row = work.workflow(tx, workflow)
     assert row is not None
     return bool(row.maintenance or row.desired != "active")
 
 
 _EVENTS = """
 SELECT d.event_id, d.status FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
-WHERE h.name = 'send'
+WHERE h.kind = 'consumer'
 """
 
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pipeline.domain.failures import FailureKind
+from pipeline.domain.renames import NameKind
 from pipeline.store.database import Database
 from tests.lifecycle.operator_steps import Acts
 from tests.lifecycle.state_machine import CLAIM
@@ -51,6 +52,7 @@ def test_a_long_walk_of_weighted_transitions_agrees_with_the_model(db: Database,
         machine.the_tables_are_what_the_model_says()
         machine.no_effect_happens_twice()
         machine.a_key_is_held_by_one_run_at_a_time()
+    assert machine.releases >= 2, "the walk must rename something"
     assert sum(run.phase == "committed" for run in machine.model.runs.values()) >= 5, "the walk must get somewhere"
     machine.settle()
     machine.the_invariants_hold()
@@ -72,6 +74,7 @@ def _random_step(machine: Acts, chance: Random) -> None:
         (1, lambda: machine.claim(chance.choice(sorted(CLAIM)), pick)),
         (5, lambda: machine.decide_approval(pick, yes=chance.random() < 0.7)),
         (1, lambda: machine.replace(pick)),
+        (2, lambda: machine.rename(chance.choice(list(NameKind)))),
         (1, lambda: machine.act_on_event(pick, chance.choice(["skip", "quarantine", "release", "release"]))),
         (1, machine.raise_watermarks),
         (1, lambda: machine.claim_all(chance.choice(["prepare", "next"]))),

@@ -42,6 +42,7 @@ from pipeline.transitions import (
     mutations,
     reconciliation,
     registration,
+    renames,
     resolution,
     retention,
     runs,
@@ -202,6 +203,26 @@ def backfilling(db: Database) -> None:
     spec = declined_spec("newer")
     with db.transaction() as tx:
         registration.register(tx, joining(spec), page_size=1)
+
+
+def renamed_spec() -> WorkflowSpec:
+    """The next code, with another name for the workflow, its topic and its consumer."""
+    return WorkflowSpec(
+        name="invoices",
+        renamed_from="billing",
+        fingerprint="new",
+        topics=(TopicSpec(name="orders", renamed_from=IN),),
+        handlers=(HandlerSpec(name="invoice", renamed_from="send", subscribes=("orders",)),),
+    )
+
+
+def rename_everything(tx: Transaction) -> None:
+    spec = renamed_spec()
+    planned = renames.plan(tx, spec, renames.stored_workflow(tx, spec))
+    starts.lock_workflow(tx, "billing")
+    renames.move_work(tx, planned)
+    renames.move_names(tx, planned)
+    renames.save(tx, planned, spec, is_new_code=True)
 
 
 def two_emitting(db: Database) -> Any:
@@ -384,6 +405,14 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
         declined,
         lambda tx, spec: registration.register(tx, joining(spec)),
     ),
+    "registration.register new names": (
+        at(Phase.PREPARING),
+        lambda tx, _: registration.register(tx, renamed_spec()),
+    ),
+    **dict.fromkeys(
+        ("renames.move_work", "renames.move_names", "renames.save"),
+        (at(Phase.PREPARING), lambda tx, _: rename_everything(tx)),
+    ),
     "registration.backfill_page": (
         backfilling,
         lambda tx, _: registration.backfill_page(tx, "billing"),
@@ -417,6 +446,7 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
 LOCKLESS = {
     "audit.record",
     "audit.subject_of",
+    "events.check_event",
     "events.event_rows",
     "events.unknown_topic_error",
     "late_effects.is_one_effect",
@@ -429,6 +459,9 @@ LOCKLESS = {
     "notices.next_page",
     "notices.save_position",
     "reconciliation.record_time_to_resolution",
+    "renames.plan",
+    "renames.stored_workflow",
+    "renames.waiting_events",
     "results.match_results",
     "results.requested_events",
     "results.reservation_error",

@@ -69,6 +69,7 @@ def claim(run_ids: Any) -> dict[str, Any]:
         "lease": LEASE,
         "worker": "w",
         "known_handlers": [f"{WORKFLOW}\x1fsend", f"{WORKFLOW}\x1fpoll"],
+        "known_topics": [f"{WORKFLOW}\x1f{IN}"],
     }
 
 

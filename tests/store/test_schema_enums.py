@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import pytest
 
+from pipeline.domain.renames import NameKind
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
@@ -24,6 +25,7 @@ ENUMS: dict[str, type[StrEnum]] = {
     "workflows_on_uncertain_known": OnUncertain,
     "workflows_on_logic_error_known": OnLogicError,
     "workflows_on_exhausted_known": OnExhausted,
+    "renames_kind_known": NameKind,
     "handlers_kind_known": HandlerKind,
     "handlers_after_failed_mutation_known": AfterFailedMutation,
     "deliveries_status_known": DeliveryStatus,

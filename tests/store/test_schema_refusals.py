@@ -254,6 +254,18 @@ CASES = (
         given=held_back,
         write="INSERT INTO pipeline.breakers SELECT * FROM pipeline.breakers",
     ),
+    # former names
+    Case(
+        refused_by="renames_kind_known",
+        given=fresh,
+        write="INSERT INTO pipeline.renames (kind, workflow, former, name) VALUES ('mood', '', 'a', 'b')",
+    ),
+    Case(
+        refused_by="renames_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.renames (kind, workflow, former, name) "
+        "VALUES ('topic', 'billing', 'a', 'b'), ('topic', 'billing', 'a', 'c')",
+    ),
     # blocks
     Case(refused_by="blocks_kind_known", given=blocked, write="UPDATE pipeline.blocks SET kind = 'mood'"),
     Case(refused_by="blocks_workflow_fk", given=blocked, write="UPDATE pipeline.blocks SET workflow = 'nowhere'"),

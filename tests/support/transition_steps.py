@@ -16,10 +16,10 @@ from tests.support.table_reads import one
 from tests.support.wait import wait_for
 
 
-def reason_due(db: Database, handler: str = "send") -> DueReason | None:
+def reason_due(db: Database, handler: str = "send", workflow: str = "billing") -> DueReason | None:
     """Why the scheduler would start the handler now, or None."""
     with db.transaction() as tx:
-        (row,) = [row for row in work.handler_facts(tx, "billing") if row.name == handler]
+        (row,) = [row for row in work.handler_facts(tx, workflow) if row.name == handler]
     return due_reason(facts_of(row), row.now)
 
 

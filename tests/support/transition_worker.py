@@ -45,6 +45,7 @@ class Walker:
     world: World
     workflow: str = "billing"
     handlers: tuple[str, ...] = ("send",)
+    topic: str = IN
     prepare_fails: list[FailureKind] = field(default_factory=list)
     next_fails: list[FailureKind] = field(default_factory=list)
     batch: int = 1
@@ -77,7 +78,7 @@ class Walker:
         with self.db.transaction() as tx:
             claims = runs.claim(tx, PhaseTask.PRODUCE, [run_id], lease_duration=LEASE, worker="w").claimed
         for run in claims:
-            made = tuple(NewEvent(topic=IN, message_id=f"p{n}", payload={}) for n in range(self.produces))
+            made = tuple(NewEvent(topic=self.topic, message_id=f"p{n}", payload={}) for n in range(self.produces))
             slot = run.now + timedelta(days=365)
             with self.db.transaction() as tx:
                 runs.commit_producer(tx, [RunOutput(lease=_held(run), events=made, next_run_at=slot)]).only()
@@ -91,10 +92,10 @@ class Walker:
                     _stop(tx, run, self.prepare_fails.pop(0))
                     continue
                 seen = work.reservable_events(
-                    tx, run, IN, limit=self.batch, ordered=run.ordered, low_watermark=run.low_watermark
+                    tx, run, self.topic, limit=self.batch, ordered=run.ordered, low_watermark=run.low_watermark
                 )
                 ids = tuple(EventId(row.id) for row in seen)
-                reservations = (Reservation(topic=IN, ids=ids),) if ids else ()
+                reservations = (Reservation(topic=self.topic, ids=ids),) if ids else ()
                 runs.finish_prepare(tx, [PreparedRun(lease=_held(run), reservations=reservations)]).only()
 
     def _mutate(self, run_id: UUID) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.renames import NameKind
 from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
 from pipeline.store.database import Statement, Transaction
@@ -27,11 +28,12 @@ from pipeline.store.rows import (
     HandlerNameRow,
     LeasedRunRow,
     MutationIdRow,
+    NamedTopicRow,
     NameRow,
     OfferedEventRow,
     OpenBackfillRow,
     PendingEventRow,
-    PublishableTopicRow,
+    PresentNameRow,
     RefusedInputRow,
     RetriedRunRow,
     RunIdRow,
@@ -43,7 +45,7 @@ from pipeline.store.rows import (
     SweepAgeRow,
     WorkflowFactsRow,
 )
-from pipeline.store.schema import BlockRow, EventRow, HandlerRow, RunRow, TopicRow, WorkflowRow
+from pipeline.store.schema import BlockRow, EventRow, HandlerRow, RunRow, WorkflowRow
 
 _RUNS = Statement[LeasedRunRow]("""
 SELECT r.*, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased FROM pipeline.runs r
@@ -118,11 +120,20 @@ _HANDLER = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflow
 _HANDLERS = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
 _WORKFLOW = Statement[WorkflowRow]("SELECT * FROM pipeline.workflows WHERE name = :name")
 _WORKFLOW_NAMES = Statement[NameRow]("SELECT name FROM pipeline.workflows ORDER BY name")
-_TOPICS = Statement[TopicRow]("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
-_PUBLISHABLE_TOPICS = Statement[PublishableTopicRow]("""
-SELECT name, schema, current_setting('transaction_isolation') AS isolation FROM pipeline.topics
-WHERE workflow = :workflow
+#: A former name of a workflow leads to the present one.
+_TOPICS = Statement[NamedTopicRow](f"""
+SELECT t.*, ARRAY(
+  SELECT n.former FROM pipeline.renames n
+  WHERE n.kind = '{NameKind.TOPIC}' AND n.workflow = t.workflow AND n.name = t.name) AS former_names,
+  current_setting('transaction_isolation') AS isolation
+FROM pipeline.topics t WHERE t.workflow = coalesce((
+  SELECT n.name FROM pipeline.renames n
+  WHERE n.kind = '{NameKind.WORKFLOW}' AND n.workflow = '' AND n.former = :workflow), :workflow)
+ORDER BY t.name
 """)
+_PRESENT_NAMES = Statement[PresentNameRow](
+    "SELECT former, name FROM pipeline.renames WHERE kind = :kind AND workflow = :workflow"
+)
 _SUBSCRIPTIONS = Statement[SubscribedHandlerRow](
     "SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow"
 )
@@ -314,14 +325,20 @@ def handlers(tx: Transaction, workflow: str) -> Sequence[HandlerRow]:
     return tx.all(_HANDLERS, workflow=workflow)
 
 
-def topics(tx: Transaction, workflow: str) -> Sequence[TopicRow]:
-    """The topics of a workflow."""
+def topics(tx: Transaction, workflow: str) -> Sequence[NamedTopicRow]:
+    """The topics of a workflow, under its present or a former name."""
     return tx.all(_TOPICS, workflow=workflow)
 
 
-def publishable_topics(tx: Transaction, workflow: str) -> Sequence[PublishableTopicRow]:
-    """The topics of a workflow, each with the isolation level of the transaction that is to publish."""
-    return tx.all(_PUBLISHABLE_TOPICS, workflow=workflow)
+def topics_by_name(tx: Transaction, workflow: str) -> dict[str, NamedTopicRow]:
+    """The topics of a workflow by every name that a publisher may use: former ones, and the present one."""
+    rows = topics(tx, workflow)
+    return {former: row for row in rows for former in row.former_names} | {row.name: row for row in rows}
+
+
+def present_names(tx: Transaction, kind: NameKind, workflow: str = "") -> dict[str, str]:
+    """Former names of topics or handlers of a workflow, or of workflows, each with the present one."""
+    return {row.former: row.name for row in tx.all(_PRESENT_NAMES, kind=kind, workflow=workflow)}
 
 
 def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:

@@ -25,7 +25,8 @@ _EVENT_COLUMNS = ", ".join(["n integer", "run uuid", *(f"{name} {kind}" for name
 _INSERTED = ", ".join(_GIVEN)
 #: A record reads the JSON value null as no value.
 _SELECTED = ", ".join(
-    f"coalesce(g.{name}, 'null')" if kind == "JSONB" else f"g.{name}" for name, kind in _GIVEN.items()
+    f"coalesce(g.{name}, 'null')" if kind == "JSONB" else "g.routed" if name == "topic" else f"g.{name}"
+    for name, kind in _GIVEN.items()
 )
 
 #: Insert the rows of ``given`` as events and hand each to the consumers that ``routes`` names for its topic. ``routes``
@@ -36,30 +37,33 @@ _SELECTED = ", ".join(
 _INSERT_EVENTS = f"""
 unknown AS (
   SELECT DISTINCT g.workflow, g.topic FROM given g
-  WHERE NOT EXISTS (SELECT FROM routes t WHERE t.workflow = g.workflow AND t.topic = g.topic)
+  WHERE NOT EXISTS (SELECT FROM routes t WHERE t.workflow = g.workflow AND t.name = g.topic)
 ), numbered AS MATERIALIZED (
   SELECT g.*, pipeline.next_event_id() AS id
-  FROM (SELECT * FROM given WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY run, n) g
+  FROM (SELECT x.*, t.topic AS routed FROM given x JOIN routes t ON t.workflow = x.workflow AND t.name = x.topic
+        WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY x.run, x.n) g
 ), fresh AS (
   INSERT INTO pipeline.events (id, workflow, caused_by, created_by_run_id, {_INSERTED})
   SELECT g.id, g.workflow, coalesce(g.caused_by, '{{}}'), g.run, {_SELECTED}
-  FROM numbered g ORDER BY g.workflow, g.topic, g.message_id, g.id
+  FROM numbered g ORDER BY g.workflow, g.routed, g.message_id, g.id
   ON CONFLICT (workflow, topic, message_id) DO NOTHING
   RETURNING id, workflow, topic, message_id, key, created_by_run_id
 ), delivered AS (
   INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
   SELECT f.id, s.handler_id, f.topic, f.key FROM fresh f
-  JOIN routes t ON t.workflow = f.workflow AND t.topic = f.topic, unnest(t.handlers) AS s(handler_id)
+  JOIN (SELECT DISTINCT workflow, topic, handlers FROM routes) t ON t.workflow = f.workflow AND t.topic = f.topic,
+  unnest(t.handlers) AS s(handler_id)
 )"""
 
 PUBLISH = Statement[PublishedEventRow](f"""
-WITH given AS MATERIALIZED (
-  SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
-  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
+WITH emitted AS MATERIALIZED (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
 ), routes AS MATERIALIZED (
-  SELECT * FROM pipeline.routes(:workflow, ARRAY(SELECT DISTINCT topic FROM given))
+  SELECT * FROM pipeline.routes(:workflow, ARRAY(SELECT DISTINCT topic FROM emitted))
+), given AS (
+  SELECT g.*, (SELECT min(t.workflow) FROM routes t) AS workflow, CAST(NULL AS bigint[]) AS caused_by FROM emitted g
 ), {_INSERT_EVENTS}
-SELECT id, topic, message_id FROM fresh ORDER BY id
+SELECT f.id, n.topic, f.message_id FROM fresh f JOIN numbered n ON n.id = f.id ORDER BY f.id
 """)
 
 
@@ -96,7 +100,7 @@ WITH requested AS (
 ), held AS (
   SELECT l.* FROM locked l WHERE NOT EXISTS (
     SELECT FROM emitted g
-    WHERE g.run = l.id AND NOT EXISTS (SELECT FROM routes t WHERE t.workflow = l.workflow AND t.topic = g.topic))
+    WHERE g.run = l.id AND NOT EXISTS (SELECT FROM routes t WHERE t.workflow = l.workflow AND t.name = g.topic))
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.COMMITTED}', status = '{RunStatus.COMMITTED}', finished_at = pipeline.clock(),

@@ -4,11 +4,11 @@ A statement locks the rows it will write in id order, writes only those whose gu
 returns them: a run that is missing from the result was refused. Only ``transitions`` may import this.
 """
 
-from collections.abc import Collection, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.renames import NameKind
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Command, RowT, Statement, Transaction
@@ -39,8 +39,8 @@ from pipeline.store.rows import (
 )
 from pipeline.store.schema import RunRow
 
-#: Handlers as (workflow, name); None: every one.
-KnownHandlers = Collection[tuple[str, str]] | None
+#: Handlers or topics as (workflow, name); None: every one.
+KnownNames = Collection[tuple[str, str]] | None
 
 _REQUESTED = "requested AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
 
@@ -66,9 +66,19 @@ _HELD = f"""held AS (
 )"""
 
 
-#: Topic and message id of each event that a run has pinned.
-_INPUTS = """(SELECT jsonb_agg(jsonb_build_array(e.topic, e.message_id)) FROM pipeline.events e
+#: The topic's uid and the message id of each event that a run has pinned.
+_INPUTS = """(SELECT jsonb_agg(jsonb_build_array(t.uid, e.message_id)) FROM pipeline.events e
+           JOIN pipeline.topics t ON t.workflow = e.workflow AND t.name = e.topic
            WHERE e.id = ANY(r.event_ids))"""
+
+#: The claimer's code has every topic of the handler by its present name. With a former one it would find no event, and
+#: call that idle. Few topics were ever renamed, and only a prepare reads topics.
+_KNOWS_TOPICS = f"""NOT EXISTS (
+  SELECT FROM pipeline.renames n JOIN pipeline.subscriptions s
+    ON s.workflow = n.workflow AND s.topic = n.name AND s.handler_id = r.handler_id
+  WHERE n.kind = '{NameKind.TOPIC}' AND n.workflow = r.workflow
+    AND n.workflow || chr(31) || n.name <> ALL(CAST(:known_topics AS text[])))"""
+_CAN_READ_TOPICS = f"(r.phase NOT IN {BEFORE_PREPARED} OR {_KNOWS_TOPICS})"
 
 
 def _claim_sql(guard: str, phase: str, inputs: str = "CAST(NULL AS jsonb)") -> str:
@@ -83,7 +93,7 @@ WITH free AS (
   LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL AND {guard}
     AND (CAST(:known_handlers AS text[]) IS NULL
-      OR r.workflow || chr(31) || h.name = ANY(CAST(:known_handlers AS text[])))
+      OR (r.workflow || chr(31) || h.name = ANY(CAST(:known_handlers AS text[])) AND {_CAN_READ_TOPICS}))
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 )
 UPDATE pipeline.runs r
@@ -331,7 +341,8 @@ REQUEUE_UNKNOWN = Statement[RunIdRow](f"""
 UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
   AND h.id = r.handler_id
-  AND r.workflow || chr(31) || h.name <> ALL(CAST(:known_handlers AS text[])) RETURNING r.id
+  AND (r.workflow || chr(31) || h.name <> ALL(CAST(:known_handlers AS text[])) OR NOT {_CAN_READ_TOPICS})
+RETURNING r.id
 """)
 
 #: Only runs that no message is under way for, and that no worker has held since they were handed back.
@@ -471,30 +482,26 @@ def claim(
     tx: Transaction,
     statement: Statement[ClaimedRunRow],
     ids: Sequence[UUID],
-    lease_duration: timedelta,
-    worker: str,
-    known_handlers: KnownHandlers,
+    known: Mapping[str, KnownNames],
+    **claimer: Any,
 ) -> Sequence[ClaimedRunRow]:
-    """Claim runs of the handlers that the claimer knows."""
-    return tx.all(
-        statement,
-        ids=[str(id_) for id_ in ids],
-        lease=lease_duration,
-        worker=worker,
-        known_handlers=_handler_keys(known_handlers),
-    )
+    """Claim runs of the ``handlers`` that the claimer knows, with the ``topics`` that it knows."""
+    return tx.all(statement, ids=[str(id_) for id_ in ids], **_known_parameters(known), **claimer)
 
 
-def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownHandlers) -> Sequence[RunIdRow]:
-    """Redispatch those of these runs soon whose handler the claimer does not know."""
-    if not ids or known_handlers is None:
+def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known: Mapping[str, KnownNames]) -> Sequence[RunIdRow]:
+    """Redispatch those of these runs soon whose handler or topics the claimer does not know."""
+    if not ids or known["handlers"] is None:
         return ()
-    return tx.all(REQUEUE_UNKNOWN, ids=[str(id_) for id_ in ids], known_handlers=_handler_keys(known_handlers))
+    return tx.all(REQUEUE_UNKNOWN, ids=[str(id_) for id_ in ids], **_known_parameters(known))
 
 
-def _handler_keys(known: KnownHandlers) -> list[str] | None:
-    """Handlers as the claim statements compare them: names have no control characters."""
-    return None if known is None else sorted("\x1f".join(pair) for pair in known)
+def _known_parameters(known: Mapping[str, KnownNames]) -> dict[str, list[str] | None]:
+    """Names as the claim statements compare them: they have no control characters."""
+    return {
+        f"known_{what}": None if names is None else sorted("\x1f".join(pair) for pair in names)
+        for what, names in known.items()
+    }
 
 
 def execute_ids(tx: Transaction, statement: Statement[RowT], ids: Sequence[UUID], **params: Any) -> Sequence[RowT]:

@@ -4,19 +4,31 @@ A transaction that starts or stops runs of a workflow locks its row first (``LOC
 committing workers never touch it. Only ``transitions`` may import this.
 """
 
-from pipeline.store.database import Command, Statement, UnreadRow
-from pipeline.store.rows import BackfillRow, MaintenanceTaskIdRow, NameRow
+from collections.abc import Sequence
+
+from pipeline.store.database import Command, Statement, Transaction, UnreadRow
+from pipeline.store.rows import BackfillRow, LockedWorkflowRow, MaintenanceTaskIdRow, NameRow
 from pipeline.store.schema import BlockRow
 
 LOCK_WORKFLOWS = Statement[NameRow](
     "SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE"
 )
 
-LOCK_WORKFLOWS_OF_RUNS = Statement[NameRow]("""
-SELECT w.name FROM pipeline.workflows w
+LOCK_WORKFLOWS_OF_RUNS = Statement[LockedWorkflowRow]("""
+SELECT w.name, (
+  SELECT count(DISTINCT r.workflow) FROM pipeline.runs r WHERE r.id = ANY(CAST(:ids AS uuid[]))) AS wanted
+FROM pipeline.workflows w
 WHERE w.name IN (SELECT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:ids AS uuid[])))
 ORDER BY w.name FOR NO KEY UPDATE
 """)
+
+
+def lock_workflows_of_runs(tx: Transaction, ids: Sequence[str]) -> None:
+    """Lock the workflows of runs. One that was renamed while this waited is locked under its new name."""
+    locked = tx.all(LOCK_WORKFLOWS_OF_RUNS, ids=list(ids))
+    if not locked or len(locked) < locked[0].wanted:
+        tx.all(LOCK_WORKFLOWS_OF_RUNS, ids=list(ids))
+
 
 #: The second registration of a workflow sees what the first has written. Taken before any other lock, and only here.
 LOCK_REGISTRATION = Statement[UnreadRow]("SELECT pg_advisory_xact_lock(hashtext('pipeline.register'), hashtext(:name))")
@@ -38,14 +50,18 @@ UPSERT_TOPICS = Command("""
 INSERT INTO pipeline.topics (workflow, name, schema)
 SELECT :workflow, x.name, x.schema
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
-ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema
+ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema, retired = false
+""")
+RETIRE_TOPICS = Command("""
+UPDATE pipeline.topics SET retired = true
+WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
 ADD_TOPICS = Command("""
 INSERT INTO pipeline.topics (workflow, name, schema)
 SELECT :workflow, x.name, x.schema
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
-ON CONFLICT (workflow, name) DO NOTHING
+ON CONFLICT (workflow, name) DO UPDATE SET retired = false
 """)
 
 
