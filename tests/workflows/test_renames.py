@@ -332,6 +332,11 @@ def test_a_wrong_rename_is_refused_where_it_is_declared(declare: Any, problem: s
         declare()
 
 
+def test_a_former_name_that_is_declared_as_well_is_refused(db: Database) -> None:
+    with pytest.raises(InvalidInputError, match=r"renamed from 'sent', which is declared as well"):
+        Release(former={"topic": "sent"}).started(db)
+
+
 def test_publishing_to_what_no_worker_has_registered_is_refused_with_the_known_names(db: Database) -> None:
     Release().started(db, code_version="1")
     with pytest.raises(NotFoundError, match=r"no workflow 'payment'. Known: payments. Did you mean 'payments'"):
