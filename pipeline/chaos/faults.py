@@ -26,7 +26,7 @@ KEYED = frozenset({"charge", "refund"})
 #: ``refund`` is not, against its declaration: an effect is "not found" when absence counts as evidence already.
 SEARCH_LAGS: Mapping[str, timedelta] = {
     "ship": timedelta(milliseconds=500),
-    "refund": TIMEOUT + SETTLE + timedelta(seconds=4),
+    "refund": TIMEOUT + SETTLE + timedelta(seconds=15),
 }
 
 
