@@ -82,8 +82,8 @@ worker_prefetch_multiplier = 1  # a prefetched message of a busy worker cannot g
 worker_consumer = "pipeline.tasks.dead_letter:DeadLetterConsumer"  # keeps what Celery would discard
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second delivery harmless
 
-# Queues: one per phase, so that separate workers (`-Q pipeline.mutate`) keep slow mutations away from the rest. A worker
-# that reads `pipeline.schedule` also reads one queue of reconcile attempts for each of its workflows.
+# Queues: one per phase, so that separate workers (`-Q pipeline.mutate`) keep slow mutations away from the rest.
+# A worker that reads `pipeline.schedule` also reads one queue of reconcile attempts for each of its workflows.
 task_queues = {name: _queue(name) for name in (*_TIME_LIMITS, "pipeline.schedule")}
 task_default_queue = task_default_exchange = task_default_routing_key = "pipeline.schedule"
 task_routes = {name: {"queue": name} for name in _TIME_LIMITS} | {_PRODUCE: {"queue": _PhaseTask.PREPARE.value}}

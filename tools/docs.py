@@ -291,7 +291,7 @@ def _mutation_sections() -> tuple[str, ...]:
             diagram(MUTATION_TRANSITIONS, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
             _transition_table(MutationStatus, MUTATION_TRANSITIONS, "may become"),
         ),
-        section("Who settled a mutation", _member_table(Resolver, "resolver")),
+        section("Who resolved a mutation", _member_table(Resolver, "resolver")),
         section("What “it did not happen” rests on", _member_table(Evidence, "evidence")),
     )
 

@@ -312,7 +312,7 @@ OUTSIDE = [
         "Uncertainty",
         [
             Panel(
-                "Not settled",
+                "Not resolved",
                 "By status; pending ones wait for approval.",
                 [
                     Line(

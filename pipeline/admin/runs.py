@@ -40,7 +40,7 @@ class RunSummary:
     outcome: str  #: of its mutation: success, failure, skipped or empty
     title: str | None  #: as its prepare named it
     attempt: int
-    input_count: int  #: how many inputs it pinned
+    input_count: int  #: how many inputs it reserved
     error: str | None
     sequel: Sequel  #: what became of it after it stopped; empty unless it stopped
     retried_by: UUID | None  #: the run that carried it forward
@@ -185,7 +185,7 @@ def sequel(row: ListedRunRow) -> Sequel:
 def sequel_text(row: ListedRunRow | RunSummary) -> str:
     """Describe what became of a run; with the run that carried it forward."""
     found = row.sequel if isinstance(row, RunSummary) else sequel(row)
-    return f"{found} by run {row.retried_by}" if found is Sequel.CARRIED_FORWARD else str(found)
+    return f"{found} by run {row.retried_by}" if found is Sequel.RETRIED else str(found)
 
 
 def _session_line(tx: Transaction, run: ListedRunRow) -> SessionLine | None:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 _MONITOR_RETRY = timedelta(minutes=10)  #: at most, after a check that gave no verdict or did not end
 _ZERO = timedelta(0)
-MONITOR = Actor(name="monitor", reason="it was looked for again after it had been settled")
+MONITOR = Actor(name="monitor", reason="a monitor check found it after it was resolved as failed")
 
 
 def dispatch_due(db: Database, dispatch: Callable[[str], None]) -> SweepReport:

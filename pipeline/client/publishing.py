@@ -124,7 +124,7 @@ def parse_events(events: Sequence[EventInput | Mapping[str, Any]]) -> list[Event
 
 
 def parse_event(item: EventInput | Mapping[str, Any], label: str) -> EventInput:
-    """An event in its form, or an error that says what is wrong with ``what``."""
+    """An event in its form, or an error that says what is wrong with ``label``."""
     try:
         return item if isinstance(item, EventInput) else _EVENT_INPUT.validate_python(dict(item))
     except (ValidationError, TypeError, ValueError) as error:

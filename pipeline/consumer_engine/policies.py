@@ -4,7 +4,7 @@ They are frozen data, checked when they are built, and the same after a trip thr
 are seconds as floats. No default loops without a pause or retries without end. Files and the
 environment may set them; all problems are reported at once, by name.
 
-`RetryPolicy` here is not the one of `pipeline.domain.policies`. That one spaces out mutations, with
+`RetryPolicy` here is not `MutationRetryPolicy` of `pipeline.domain.policies`. That one spaces out mutations, with
 jitter and always with a cap. This one follows the specification's formula exactly, has a timeout,
 and writes "no cap" as 0. Its pauses are the same in every run.
 """

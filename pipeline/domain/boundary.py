@@ -1,7 +1,7 @@
 """The mutation boundary: what a stopped run does to its inputs.
 
 The hardest rule of the system as a function of a few enums. *Before* the boundary nothing reached
-the outside system and the inputs go back; *after* it the run must be carried forward and keeps them; when
+the outside system and the inputs go back; *after* it the run waits for a retry and keeps them; when
 the outcome is *unknown* it keeps them too, until the mutation is resolved.
 """
 
@@ -24,7 +24,7 @@ class InputAction(StrEnum):
     """What happens to the reserved events of a stopped run."""
 
     RELEASE = "release"  #: pending again, any run may take them
-    KEEP = "keep"  #: stay reserved until the run is carried forward
+    KEEP = "keep"  #: stay reserved until the run is retried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Disposition:
 
     @property
     def retry_pending(self) -> bool:
-        """A run that keeps its inputs must be carried forward by another one."""
+        """A run that keeps its inputs waits for a retry."""
         return self.inputs is InputAction.KEEP
 
 

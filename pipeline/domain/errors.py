@@ -7,7 +7,7 @@ PipelineError
 ├── IllegalTransitionError      a move that does not exist from here: a bug in the caller
 ├── StaleWriteError             the row moved on first: harmless, drop the work
 ├── StateChangedError           the mutation is no longer in the state that the answer was formed on
-├── ReservationError            an event that cannot be pinned was asked for
+├── ReservationError            an event that cannot be reserved was asked for
 ├── QuietPeriodError            absence is not evidence yet: ask again later
 ├── UnresolvedError             refused while a mutation's outcome is unknown
 ├── OutdatedCodeError           older code would replace a state that newer code merges

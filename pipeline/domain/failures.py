@@ -247,7 +247,7 @@ def _logic(
 ) -> StopDecision:
     """Maintenance stops the workflow; quarantine sets the inputs aside once they failed often enough.
 
-    Only inputs whose mutation did not happen can be set aside. A run that must be carried forward is tried again
+    Only inputs whose mutation did not happen can be set aside. A run that waits for a retry is tried again
     until its budget is spent; a run without inputs of its own leaves nothing to set aside.
     """
     failures, status = facts.earlier_failures + 1, RunStatus.FAILED_LOGIC

@@ -44,10 +44,10 @@ class HandlerFacts:
     wake_at: datetime | None
     next_run_at: datetime | None
     has_unseen: bool  #: a pending event that the last empty prepare cannot have seen
-    has_retry: bool  #: a stopped run waits to be carried forward
+    has_retry: bool  #: a stopped run waits for a retry
     turn: int = 0  #: its place among the handlers of its workflow by their last start; 0: it never started
     is_single: bool = False  #: its workflow has concurrency 1
-    has_probe_run: bool = False  #: no worker took its runs, and one is in the air to see whether one does now
+    has_probe_run: bool = False  #: no worker took its runs, and one probe run is dispatched
 
 
 class DueReason(StrEnum):

@@ -12,7 +12,7 @@ class Sequel(StrEnum):
     """What became of a run that stopped."""
 
     NONE = ""  #: it has not stopped, or it is committed
-    CARRIED_FORWARD = "carried forward"  #: a retry continued it
+    RETRIED = "retried"  #: a retry continued it
     RELEASED = "inputs released"  #: it is over; its inputs went back for another run, or were quarantined
     ENDED = "ended"  #: it is over; it had no inputs, or they are settled
     WAITS_FOR_APPROVAL = "waits for approval"  #: an operator approves or rejects its request
@@ -34,7 +34,7 @@ def sequel_of(
     if status in (RunStatus.ACTIVE, RunStatus.COMMITTED):
         return Sequel.NONE
     if is_retried:
-        return Sequel.CARRIED_FORWARD
+        return Sequel.RETRIED
     if mutation is MutationStatus.PENDING:
         return Sequel.WAITS_FOR_APPROVAL
     if mutation is MutationStatus.INDETERMINATE:

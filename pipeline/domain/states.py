@@ -67,7 +67,7 @@ def chained_tasks(task: PhaseTask) -> tuple[PhaseTask, ...]:
     return CONSUMER_TASKS[CONSUMER_TASKS.index(task) :] if task in CONSUMER_TASKS else (task,)
 
 
-#: Where a run may come into being: fresh, or carrying a stopped run forward.
+#: Where a run may come into being: fresh, or as a retry of a stopped run.
 INITIAL_PHASES: frozenset[Phase] = frozenset({Phase.PENDING, Phase.PREPARED, Phase.EMITTING})
 
 
@@ -168,7 +168,7 @@ class DeliveryStatus(StrEnum):
     """Where one event stands for one consumer."""
 
     PENDING = "pending"  #: waits to be selected by a prepare
-    RESERVED = "reserved"  #: pinned as the input of exactly one run
+    RESERVED = "reserved"  #: reserved as an input of exactly one run
     CONSUMED = "consumed"  #: its run committed
     SKIPPED = "skipped"  #: an operator chose to go on without it
     QUARANTINED = "quarantined"  #: set aside with the error that its runs met

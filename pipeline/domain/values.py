@@ -49,7 +49,7 @@ class Actor:
     evidence: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        checked_name(self.name, what="the name of the person who acts")
+        checked_name(self.name, what="the name of the actor")
         checked_text(self.reason, what=f"the reason {self.name} gives")
         checked_json(self.evidence, what=f"the evidence {self.name} gives", limit=DEFAULT_LIMITS.payload)
 
@@ -112,7 +112,7 @@ class NewEvent(EventHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Events of one topic that a run pins as its inputs."""
+    """Events of one topic that a run reserves as its inputs."""
 
     topic: str
     ids: tuple[EventId, ...]

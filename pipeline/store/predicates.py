@@ -47,7 +47,7 @@ IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
 #: duration is for transactions that began a little earlier than the one that wrote the lease.
 IS_LEASE_IN_FUTURE = "r.lease_expires_at > pipeline.clock() + 2 * r.lease_duration"
 
-#: Of a stopped run: it does not back off, so a run may carry it forward now.
+#: Of a stopped run: it does not back off, so it may be retried now.
 IS_RETRY_DUE = "(r.retry_at IS NULL OR r.retry_at <= pipeline.clock())"
 
 #: Of a run: its session stays open for it. A session waits for no approval: an operator may take days.

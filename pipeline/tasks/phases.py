@@ -18,7 +18,7 @@ from pipeline.worker.runner import PhaseResult
 
 @app.task(name=PhaseTask.PREPARE.value, bind=True)
 def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
-    """Select and pin the inputs of a cohort."""
+    """Select and reserve the inputs of a cohort."""
     _continue_chain(self, current_process().runner.prepare(_uuids(ids)), hops)
 
 

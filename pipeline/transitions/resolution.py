@@ -33,7 +33,9 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: s
     _lock_in_state(tx, mutation_id, state, "acknowledge")
     row = tx.first(mutation_store.ACKNOWLEDGE, id=mutation_id, by=by.name)
     if row is None:
-        raise illegal_transition(_mutation_row(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])
+        raise illegal_transition(
+            _mutation_row(tx, mutation_id), "acknowledge", ["found late, and not acknowledged yet"]
+        )
     tx.log_on_commit(
         "mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
     )

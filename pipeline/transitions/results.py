@@ -93,7 +93,7 @@ def _refusal(held: RunLease, row: LeasedRunRow | None, move: Transition) -> Pipe
 
 
 def requested_events(item: PreparedRun) -> tuple[list[int], list[str]]:
-    """The events a prepare wants to pin and the topic it says each is on; asking twice is asking once."""
+    """The events that a prepare wants to reserve, each with its topic. An event that is named twice counts once."""
     topic_of = {int(event): r.topic for r in item.reservations for event in r.ids}
     return list(topic_of), list(topic_of.values())
 
@@ -115,7 +115,7 @@ def reservation_error(tx: Transaction, run: RunRow, item: PreparedRun) -> Pipeli
 
 
 def _refusal_reason(row: RefusedInputRow, run: RunRow) -> str | None:
-    """The first of these that is true of an event, or None when nothing speaks against it any more."""
+    """The first of these that is true of an event, or None when it can be reserved now."""
     reasons = (
         (row.found_topic is None, "there is no such event"),
         (row.found_topic != row.topic, f"it is on topic {row.found_topic!r}, not {row.topic!r}"),

@@ -1,6 +1,6 @@
-"""A run's way forward: claimed, prepared, mutated, committed. One verb per move, for cohorts.
+"""A run's way forward: claimed, prepared, mutated, committed. One function per transition, for cohorts.
 
-Every verb takes an open transaction and a set of runs and is one statement for all of them, guarded
+Every transition takes an open database transaction and a set of runs and is one statement for all of them, guarded
 row by row. What a worker writes carries the fence of its claim, so a worker that returns after
 its lease changes nothing.
 """
@@ -164,7 +164,7 @@ def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool =
     for run in landed:
         tx.log_on_commit("run.handed_back", run_id=run.id, workflow=run.workflow, phase=run.phase)
     move = Transition(
-        verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], condition=" or not sent yet"
+        verb="hand back", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], condition=" or not sent yet"
     )
     return _match_runs(tx, cohort, landed, move)
 

@@ -1,4 +1,4 @@
-"""How runs come into being: fresh ones for what is due, and ones that carry a stopped run forward.
+"""How runs come into being: fresh ones for what is due, and retries of stopped runs.
 
 Both happen under the workflow's lock, where its switches and its free places are read again: no run
 starts while the workflow is paused, blocked or in maintenance, and none above its concurrency.
@@ -41,7 +41,7 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
     retried with a known outcome, nothing overtakes it.
 
     A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
-    one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``): once
+    one run and no slice. So does a producer, and a consumer that asked to be woken (``is_unsliced``): once
     its time has come no slice is started before that run has chosen, however much is new meanwhile. If its
     first event is being narrowed down, the run gets the slice of that event instead.
     Fewer runs than asked for means fewer slices exist.

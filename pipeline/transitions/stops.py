@@ -94,14 +94,14 @@ def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRo
     takes one of its runs, or that starts and knows it.
     """
     workflow_store.lock_workflows_of_runs(tx, [str(run_id) for run_id in ids])
-    unheard = run_store.execute_ids(tx, run_store.LOCK_UNCLAIMED, ids)
-    if not unheard:
+    unclaimed = run_store.execute_ids(tx, run_store.LOCK_UNCLAIMED, ids)
+    if not unclaimed:
         return ()
     taken = tuple(
-        run_store.execute_ids(tx, run_store.WITHDRAW_UNCLAIMED, [run.id for run in unheard], error=HANDLER_UNKNOWN)
+        run_store.execute_ids(tx, run_store.WITHDRAW_UNCLAIMED, [run.id for run in unclaimed], error=HANDLER_UNKNOWN)
     )
     _release_withdrawn_inputs(tx, [run for run in taken if not run.retry_pending])
-    handlers = sorted({run.handler_id for run in unheard})
+    handlers = sorted({run.handler_id for run in unclaimed})
     tx.all(handler_store.LOCK_HANDLER_STATES, ids=handlers)
     tx.execute(handler_store.BACK_OFF_UNCLAIMED, ids=handlers)
     for run in taken:

@@ -1,4 +1,4 @@
-"""A workflow's switches, and bringing its tables in line with its code.
+"""A workflow's switches: pause, blocks and maintenance.
 
 The operator's pause and the system's blocks are kept apart: neither overwrites the other. Maintenance is
 set with the failure that causes it, together with the task that asks an operator to correct the code.

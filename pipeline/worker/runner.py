@@ -82,7 +82,7 @@ class Runner:
         self.sender = MutationSender(db, registry, leases, policy, jitter)
 
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
-        """Select and pin inputs."""
+        """Select and reserve inputs."""
         with self._claim(PhaseTask.PREPARE, ids, CrashPoint.PREPARE_CLAIMED) as claims:
             offered = self.phases.slices(claims.claimed)
             plans, failed, rest = self._call_each(

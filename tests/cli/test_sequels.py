@@ -67,7 +67,7 @@ def test_runs_of_one_status_are_told_apart_by_what_became_of_them(db: Database, 
         str(waits.id): "waits for reconcile",
         str(resolved.id): "waits for a retry",
         str(released.id): "inputs released",
-        str(carried.id): "carried forward",
+        str(carried.id): "retried",
         str(asks.run_id): "waits for an operator",
     }
     assert sequels(pipeline, "--status", "paused:reconciliation") == expected
@@ -76,7 +76,7 @@ def test_runs_of_one_status_are_told_apart_by_what_became_of_them(db: Database, 
     }
     (listed,) = [run for run in pipeline("runs", "--json").json if run["id"] == str(carried.id)]
     assert listed["retried_by"] == str(retry.id)
-    assert f"carried forward by run {retry.id}, mutated: division by zero" in pipeline("runs").out
+    assert f"retried by run {retry.id}, mutated: division by zero" in pipeline("runs").out
 
 
 def test_a_pending_approval_waits_and_an_active_or_committed_run_does_not(db: Database, pipeline: Pipeline) -> None:
@@ -107,7 +107,7 @@ def test_waiting_runs_are_found_however_old_they_are(db: Database, pipeline: Pip
 def test_a_run_a_trace_and_an_event_say_what_became_of_a_stopped_run(db: Database, pipeline: Pipeline) -> None:
     carried = found(db, "order-1")
     retry = committed(db, carried_forward(db, carried))
-    sequel = f"carried forward by run {retry.id}"
+    sequel = f"retried by run {retry.id}"
     assert f"sequel       {sequel}" in pipeline("runs", str(carried.id)).out
     assert f"mutated, paused:reconciliation, {sequel}" in pipeline("trace", f"run:{carried.id}").out
     assert f"{sequel}: division by zero" in pipeline("events", str(carried.event_ids[0])).out

@@ -50,7 +50,7 @@ def test_a_run_that_keeps_its_inputs_waits_for_its_mutation_first(
 
 @pytest.mark.parametrize("outcome", MutationOutcome)
 def test_a_run_with_a_retry_is_carried_forward_whatever_its_outcome(outcome: MutationOutcome) -> None:
-    assert of(outcome, is_retried=True) is Sequel.CARRIED_FORWARD
+    assert of(outcome, is_retried=True) is Sequel.RETRIED
 
 
 def test_a_run_whose_mutation_did_not_happen_or_was_never_asked_for_has_released_its_inputs() -> None:

@@ -26,7 +26,7 @@ class ModelRun:
     outcome: str = ""
     ledger: str | None = None
     mutation_id: UUID | None = None
-    carry: bool = False  #: waits to be carried forward
+    carry: bool = False  #: waits for a retry
     waiting: bool = False  #: for a person's approval
 
     def holds(self, fence: int) -> bool:

@@ -2,7 +2,7 @@
 
 The history is written straight into the tables, because reaching two hundred thousand finished runs
 through the verbs takes minutes; the invariants hold of it all the same. The present comes through
-the verbs: runs of every stage, some stopped in doubt, some to be carried forward.
+the verbs: runs of every stage, some stopped in doubt, some that wait for a retry.
 """
 
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ class Crowd:
         self._stop_some()
 
     def _stop_some(self) -> None:
-        """Twenty runs with an unknown outcome, ten that are to be carried forward."""
+        """Twenty runs with an unknown outcome, ten that wait for a retry."""
         lost = Failure(kind=FailureKind.TRANSIENT, message="reset by peer")
         crashed = Failure(kind=FailureKind.CRASH, message="killed")  # a first crash is followed up without a pause
         doubted = [RunLease(RunId(row.run_id), Fence(row.fence)) for row in self.mutating[60:80]]

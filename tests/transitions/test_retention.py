@@ -172,7 +172,7 @@ def test_a_skipped_event_stays_until_the_retry_of_its_run_has_committed(db: Data
     with db.transaction() as tx:
         resolution.skip(tx, row.id, CLERK)
     run.sweeps.retention()
-    assert counts(db)["events"] == 1, "its run is to be carried forward"
+    assert counts(db)["events"] == 1, "its run waits for a retry"
     run.scheduler.schedule(["shop"])
     run.sweeps.retention()
     assert counts(db)["events"] == 1, "the run that carries it forward has begun"

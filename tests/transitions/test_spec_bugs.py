@@ -68,7 +68,7 @@ def test_bug_3_events_of_a_crashed_run_after_its_mutation_are_held_for_its_retry
     dead = stopped(db, a_run(db, Phase.EMITTING))
     with db.transaction() as tx:
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
-        assert invariants.findings(tx) == [], "held by a run that waits to be carried forward"
+        assert invariants.findings(tx) == [], "held by a run that waits for a retry"
     retry = carried_forward(db, dead)
     dead_again = stopped(db, claimed_next(db, retry))
     with db.transaction() as tx:

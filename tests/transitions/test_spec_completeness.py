@@ -250,7 +250,7 @@ def test_maintenance_and_its_task_come_with_the_failure_and_end_with_a_fix(db: D
         assert starts.retry(tx, [run.id]).hold_reason == "maintenance"
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
     assert not workflow_row(db).maintenance
-    assert the_run(db, run.id).retry_pending, "leaving maintenance keeps what waits to be carried forward"
+    assert the_run(db, run.id).retry_pending, "leaving maintenance keeps what waits for a retry"
     committed(db, carried_forward(db, run))
     assert event_status(db, event) == "consumed"
 

@@ -23,7 +23,7 @@ ATTENTION_ITEMS = f"""
   UNION ALL
   SELECT 'late_effect', 'mutation ' || id, workflow,
          connector || '.' || operation || ' seems to have happened after all (' || idempotency_key
-         || '); it was settled as not having happened' || coalesce(': ' || (
+         || '); it was resolved as not having happened' || coalesce(': ' || (
            SELECT a.evidence ->> 'advice' FROM pipeline.audit a
            WHERE a.mutation_id = m.id AND a.act = 'mutation.found_late' ORDER BY a.id DESC LIMIT 1), ''), found_late_at
   FROM pipeline.mutations m WHERE found_late_at IS NOT NULL AND acknowledged_by IS NULL

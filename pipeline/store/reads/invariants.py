@@ -64,7 +64,7 @@ _REPORT_ADVICE = "Report it with the output of this command; do not edit the row
 _RECENT = "(SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent)"
 
 
-_BEAT_ADVICE = "Start beat, or run the recovery sweep by hand."
+_BEAT_ADVICE = "Start beat: its sweeps repair this."
 #: Of a run's workflow: no operator paused it, and no block or maintenance holds it back.
 _CAN_WORKFLOW_START = f"""EXISTS (
   SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}'
@@ -99,7 +99,7 @@ def _overdue(name: str, sentence: str, query: str, advice: str) -> Invariant:
 #: A worker checks it at its start, after the crashed runs were recovered.
 NO_ORPHANED_RESERVATION = _broken(
     "no-orphaned-reservation",
-    "A reserved event belongs to a run that is moving or waits to be carried forward.",
+    "A reserved event belongs to a run that is moving or waits for a retry.",
     f"""
     SELECT 'event ' || d.event_id AS subject,
       'reserved by run ' || d.run_id || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
@@ -112,7 +112,7 @@ INVARIANTS: Sequence[Invariant] = (
     NO_ORPHANED_RESERVATION,
     _broken(
         "reservations-are-pinned",
-        "A reserved event is among the inputs that its run pinned.",
+        "A reserved event is among the inputs that its run reserved.",
         f"""
         SELECT 'event ' || d.event_id AS subject, 'not an input of run ' || r.id AS detail
         FROM pipeline.deliveries d JOIN pipeline.runs r ON r.id = d.run_id
@@ -122,7 +122,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _broken(
         "inputs-are-owned",
-        "A run that goes on, or will be carried forward, owns every input it pinned.",
+        "A run that goes on, or waits for a retry, owns every input that it reserved.",
         f"""
         SELECT 'run ' || r.id AS subject, 'event ' || i.event_id || ' is ' || coalesce(d.status, 'missing') AS detail
         FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
@@ -154,7 +154,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _broken(
         "ledger-and-run-agree",
-        "A mutation that is not settled belongs to a run in its mutate phase, stopped or moving as the ledger says.",
+        "A mutation that is not resolved belongs to a run in its mutate phase, stopped or moving as the ledger says.",
         f"""
         SELECT 'mutation ' || m.id AS subject, m.status || ' while its run is ' || r.phase || ', ' || r.status AS detail
         FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
@@ -168,7 +168,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _broken(
         "mutating-has-a-ledger-row",
-        "A run in its mutate phase has an unsettled mutation in the ledger.",
+        "A run in its mutate phase has an unresolved mutation in the ledger.",
         f"""
         SELECT 'run ' || r.id AS subject, 'mutating, ledger says ' || coalesce(m.status, 'nothing') AS detail
         FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
@@ -240,7 +240,7 @@ INVARIANTS: Sequence[Invariant] = (
         WHERE finished_at IS NULL AND (lease_expires_at < pipeline.clock() - interval '10 minutes'
           OR lease_expires_at > pipeline.clock() + 2 * lease_duration + interval '10 minutes')
         """,
-        "Start beat, or run the recovery sweep by hand.",
+        _BEAT_ADVICE,
     ),
     _overdue(
         "in-flight-is-held",
@@ -251,7 +251,7 @@ INVARIANTS: Sequence[Invariant] = (
         WHERE m.status = '{MutationStatus.IN_FLIGHT}'
           AND (r.lease_expires_at IS NULL OR r.lease_expires_at < pipeline.clock() - interval '10 minutes')
         """,
-        "Start beat, or run the recovery sweep by hand.",
+        _BEAT_ADVICE,
     ),
     _overdue(
         "reconciles-are-on-time",
@@ -266,10 +266,10 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "stopped-runs-are-carried-forward",
-        "A run that can be carried forward is, within ten minutes, unless its workflow is held back or full.",
+        "A run that can be retried is, within ten minutes, unless its workflow is held back or full.",
         f"""
         SELECT 'run ' || r.id AS subject,
-          'could be carried forward since ' || coalesce(r.retry_at, r.finished_at) AS detail
+          'could be retried since ' || coalesce(r.retry_at, r.finished_at) AS detail
         FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
         WHERE r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
           AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_CAN_WORKFLOW_START}
@@ -283,7 +283,7 @@ INVARIANTS: Sequence[Invariant] = (
         "A worker claims an active run within ten minutes, unless its workflow is held back or its breaker is open.",
         f"""
         SELECT 'run ' || r.id AS subject, r.phase || ' for ' || h.name || ' of ' || h.workflow || ', begun at ' ||
-          coalesce(m.approved_at, r.started_at, r.created_at) || ', last rung for at ' ||
+          coalesce(m.approved_at, r.started_at, r.created_at) || ', last dispatched at ' ||
           coalesce(r.dispatched_at, r.created_at) AS detail
         FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id AND NOT h.retired
         LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
@@ -311,10 +311,10 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _broken(
         LATE_EFFECTS,
-        "What was settled as not having happened has not happened.",
+        "A mutation that was resolved as failed has not happened.",
         """
         SELECT 'mutation ' || m.id AS subject, m.connector || '.' || m.operation || ' of run ' || m.run_id ||
-          ' surfaced at ' || m.found_late_at || ', settled as failed by ' || m.resolved_by || ' at ' || m.resolved_at
+          ' found late at ' || m.found_late_at || ', resolved as failed by ' || m.resolved_by || ' at ' || m.resolved_at
           AS detail
         FROM pipeline.mutations m WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL
         """,
@@ -323,7 +323,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "retired-handlers-hold-nothing",
-        "A handler that is gone from the code has no event waiting, none reserved, and no run to be carried forward.",
+        "A handler that is gone from the code has no event waiting, none reserved, and no run that waits for a retry.",
         f"""
         SELECT 'event ' || d.event_id AS subject, d.status || ' for ' || h.name || ' of ' || h.workflow ||
           ', which is gone from the code' AS detail
@@ -336,7 +336,7 @@ INVARIANTS: Sequence[Invariant] = (
         ) d
         WHERE h.retired
         UNION ALL
-        SELECT 'run ' || r.id, r.phase || ', waits to be carried forward for ' || h.name || ' of ' || h.workflow ||
+        SELECT 'run ' || r.id, r.phase || ', waits for a retry of ' || h.name || ' of ' || h.workflow ||
           ', which is gone from the code'
         FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id AND h.retired
         WHERE r.retry_pending AND NOT EXISTS (
@@ -371,7 +371,7 @@ INVARIANTS: Sequence[Invariant] = (
           AND (SELECT max(r.finished_at) FROM pipeline.runs r WHERE r.session_id = s.id)
             < pipeline.clock() - interval '10 minutes'
         """,
-        "Start beat, or run the recovery sweep by hand.",
+        _BEAT_ADVICE,
     ),
     _overdue(
         "maintenance-has-a-task",
@@ -382,7 +382,7 @@ INVARIANTS: Sequence[Invariant] = (
         WHERE w.maintenance AND w.maintenance_since < pipeline.clock() - interval '10 minutes' AND NOT EXISTS (
           SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL)
         """,
-        "Start beat, or run the recovery sweep by hand.",
+        _BEAT_ADVICE,
     ),
     _overdue(
         "sweeps-ran-in-the-past",

@@ -368,7 +368,7 @@ def session(tx: Transaction, session_id: UUID) -> SessionCostRow | None:
 
 
 def retries_of(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:
-    """The runs that carried these forward."""
+    """The retries of these runs."""
     return tx.all(_RETRIES_OF, ids=[str(id_) for id_ in ids])
 
 

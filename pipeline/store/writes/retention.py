@@ -64,7 +64,7 @@ WITH page AS MATERIALIZED (
 {_BY_NUMBER}
 """)
 
-#: A run goes after its inputs and after the run that carried it forward; with a mutation, when the ledger lets go.
+#: A run goes after its inputs and after its retry; with a mutation, when the ledger lets go.
 #: A session that is still open gets the number and the cost of its deleted runs added.
 PRUNE_RUNS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
