@@ -106,7 +106,8 @@ class Scheduler:
             most = 1 if row.is_unclaimed else self.max_cohort_size
             return starts.retry(tx, work.retryable_runs(tx, workflow, handler_id=row.id, limit=most))
         if reason is not DueReason.EVENTS:
-            return starts.start(tx, workflow, row.name, is_unsliced=True)
+            slot = row.next_run_at if reason is DueReason.SLOT else None
+            return starts.start(tx, workflow, row.name, is_unsliced=True, slot=slot)
         backlog = work.backlog(tx, row.id, limit=self.max_cohort_size * row.batch)
         slices = -(-backlog // row.batch)
         # half the places at most: two processes share the work evenly, and none waits for one large cohort

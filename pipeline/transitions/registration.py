@@ -144,7 +144,6 @@ def _offer_again(tx: Transaction, planned: PlannedRenames) -> None:
     tx.all(workflow_store.LOCK_WORKFLOWS, names=[planned.stored_as])
     renames.move_work(tx, planned)
     tx.execute(handler_store.RESET_DECLINED, workflow=planned.stored_as)
-    renames.move_deliveries(tx, planned)
     renames.move_names(tx, planned)
 
 

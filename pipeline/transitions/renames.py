@@ -76,27 +76,22 @@ def waiting_events(tx: Transaction, workflow: str, rename: Rename) -> int:
 
 
 def move_work(tx: Transaction, planned: PlannedRenames) -> None:
-    """Move runs, ledger and blocks to the new name of their workflow. Called under the workflow's lock.
+    """Move runs, ledger, blocks and deliveries to new names. Called under the workflow's lock.
 
     Workers that choose inputs from a renamed topic lose their runs; other workers prepare them again.
     """
-    topics = list(planned.names(NameKind.TOPIC))
+    topics = planned.names(NameKind.TOPIC)
     if topics:
-        tx.all(rename_store.TAKE_PREPARING_RUNS, workflow=planned.stored_as, topics=topics)
-    if not planned.is_workflow_renamed:
-        return
-    names = {"former": planned.stored_as, "name": planned.name}
-    tx.execute(rename_store.COPY_WORKFLOW, **names)
-    tx.all(rename_store.LOCK_RUNS, former=planned.stored_as)
-    tx.execute(rename_store.MOVE_RUNS, **names)
-    tx.all(rename_store.LOCK_MUTATIONS, former=planned.stored_as)
-    tx.execute(rename_store.MOVE_MUTATIONS, **names)
-    tx.execute(rename_store.MOVE_BLOCKS, **names)
-
-
-def move_deliveries(tx: Transaction, planned: PlannedRenames) -> None:
-    """Move deliveries to the new names of their topics. Called before handlers are locked."""
-    for former, name in planned.names(NameKind.TOPIC).items():
+        tx.all(rename_store.TAKE_PREPARING_RUNS, workflow=planned.stored_as, topics=list(topics))
+    if planned.is_workflow_renamed:
+        names = {"former": planned.stored_as, "name": planned.name}
+        tx.execute(rename_store.COPY_WORKFLOW, **names)
+        tx.all(rename_store.LOCK_RUNS, former=planned.stored_as)
+        tx.execute(rename_store.MOVE_RUNS, **names)
+        tx.all(rename_store.LOCK_MUTATIONS, former=planned.stored_as)
+        tx.execute(rename_store.MOVE_MUTATIONS, **names)
+        tx.execute(rename_store.MOVE_BLOCKS, **names)
+    for former, name in topics.items():
         tx.execute(rename_store.MOVE_DELIVERIES, workflow=planned.stored_as, former=former, name=name)
 
 

@@ -164,7 +164,7 @@ def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool =
     for run in landed:
         tx.log_on_commit("run.handed_back", run_id=run.id, workflow=run.workflow, phase=run.phase)
     move = Transition(
-        verb="hand back", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], condition=" or not sent yet"
+        verb="hand back", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], condition=", with nothing sent"
     )
     return _match_runs(tx, cohort, landed, move)
 

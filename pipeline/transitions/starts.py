@@ -6,6 +6,7 @@ starts while the workflow is paused, blocked or in maintenance, and none above i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -34,7 +35,15 @@ class StartResult:
     hold_reason: HoldReason | None = None
 
 
-def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_unsliced: bool = False) -> StartResult:
+def start(
+    tx: Transaction,
+    workflow: str,
+    handler: str,
+    *,
+    count: int = 1,
+    is_unsliced: bool = False,
+    slot: datetime | None = None,
+) -> StartResult:
     """Create up to ``count`` runs of a handler, each with a slice of events that no other run will see.
 
     A workflow with one place is single-threaded: while a run waits for approval, or waits to be
@@ -45,6 +54,8 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
     its time has come no slice is started before that run has chosen, however much is new meanwhile. If its
     first event is being narrowed down, the run gets the slice of that event instead.
     Fewer runs than asked for means fewer slices exist.
+
+    ``slot``: a producer starts only if this is still the slot that it runs for next.
     """
     if count < 1:
         raise InvalidInputError(f"start was asked for {count} runs of {handler!r}; expected at least 1.")
@@ -59,7 +70,7 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
     if is_unsliced or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
         limit = work.first_slice_limit(tx, row) if row.kind == HandlerKind.CONSUMER else None
         created = _insert_slices(tx, row, given, count=1, batch=limit) if limit else ()
-        created = created or tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single)
+        created = created or tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single, slot=slot)
     else:
         created = _insert_slices(tx, row, given, count=min(count, facts.free_capacity), batch=row.batch)
     for run in created:

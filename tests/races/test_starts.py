@@ -5,10 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from pipeline import PrepareResult, Workflow
 from pipeline.domain.errors import TransientError
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline
+from pipeline.transitions import starts
 from tests.support.concurrent_transactions import wait_until_blocked_by
 from tests.support.scripted_consumers import Shop
 
@@ -39,6 +42,25 @@ def test_a_producer_runs_once_for_a_slot_that_another_scheduler_took_meanwhile(d
     run.scheduler.schedule(["feed"])
     assert len(run.messages) == 1
     schedule_across(run, "feed", lambda: deliver_all(run))
+    deliver_all(run)
+    assert calls == ["called"]
+    assert [row.status for row in run.runs()] == ["committed"]
+
+
+def test_a_producer_whose_run_ends_after_the_scheduler_read_what_is_due_is_not_started_again(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workflow, calls = Workflow("feed"), list[str]()
+    workflow.producer(every=timedelta(hours=1), name="poll")(lambda ctx, state: calls.append("called"))
+    run, start = Inline(db, [workflow]), starts.start
+
+    def start_after_the_commit(*args: Any, **options: Any) -> Any:
+        deliver_all(run)
+        return start(*args, **options)
+
+    run.scheduler.schedule(["feed"])
+    monkeypatch.setattr(starts, "start", start_after_the_commit)
+    run.scheduler.schedule(["feed"])
     deliver_all(run)
     assert calls == ["called"]
     assert [row.status for row in run.runs()] == ["committed"]

@@ -167,6 +167,7 @@ WRITES: Mapping[str, Asked] = {
             "handler_id": crowd.handler_id,
             "session_id": crowd.started[0],
             "is_single": False,
+            "slot": None,
         },
     ),
     "claim prepare": (run_store.CLAIM_PREPARE, lambda crowd: claim(crowd.started[170:190])),

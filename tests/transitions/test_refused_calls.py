@@ -62,7 +62,7 @@ def test_a_run_whose_mutation_was_refused_is_not_handed_back_but_stopped_by_reco
     failed = FailedMutation(mutation_id=run.mutation_id, error="422", evidence=Evidence.DEFINITE, fence=run.fence)
     with db.transaction() as tx:
         mutations.fail(tx, [failed]).only()
-    with pytest.raises(IllegalTransitionError, match="release needs it to be"), db.transaction() as tx:
+    with pytest.raises(IllegalTransitionError, match="hand back needs it to be"), db.transaction() as tx:
         runs.hand_back(tx, [held(run)]).only()
     db.advance_clock(LEASE * 2)
     (ended,) = rescuer.recover_crashed_runs(db)

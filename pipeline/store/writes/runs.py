@@ -196,6 +196,8 @@ SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.off
 
 #: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
 #: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
+#: A commit ends a run and books the next slot without the workflow's lock. So one snapshot must show both: that no run
+#: is active, and that the slot is still to be taken.
 INSERT_UNSLICED = Statement[RunRow](f"""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
 SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
@@ -208,6 +210,8 @@ SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
 WHERE NOT EXISTS (
   SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
     AND status = '{RunStatus.ACTIVE}' AND (:is_single OR phase IN {BEFORE_PREPARED}))
+  AND (CAST(:slot AS timestamptz) IS NULL OR EXISTS (
+    SELECT FROM pipeline.handlers WHERE id = :handler_id AND next_run_at = :slot))
 RETURNING *
 """)
 
