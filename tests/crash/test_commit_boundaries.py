@@ -124,6 +124,7 @@ MENDING = {
 RENAMED = ("applied", "in-slices", "timeout-after-applying", "key-kept-after-a-wrong-not-found")
 
 
+@pytest.mark.timeout(300)  # a play for each boundary, and a poison event has many
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_a_crash_at_any_commit_boundary_loses_nothing_and_repeats_nothing(db: Database, name: str) -> None:
     play = Play(db, SCENARIOS[name], "dry")

@@ -291,8 +291,8 @@ def scanned(plan: dict[str, Any]) -> list[str]:
 
 
 def measured(crowd: Crowd, asked: Asked) -> tuple[int, int]:
-    """The rows that a statement returns, and the pages it touches once the first reader has marked what is dead."""
-    plans = [explained(crowd, asked, options=", ANALYZE, BUFFERS") for _ in range(2)]
+    """The rows that a statement returns, and the pages it touches once earlier readers have marked what is dead."""
+    plans = [explained(crowd, asked, options=", ANALYZE, BUFFERS") for _ in range(3)]
     return int(plans[0]["Actual Rows"]), min(
         int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]) for plan in plans
     )
