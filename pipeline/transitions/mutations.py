@@ -30,6 +30,7 @@ from pipeline.store.rows import FailedMutationRow, RunMutationRow, SentMutationR
 from pipeline.store.schema import MutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
+from pipeline.store.writes import runs as run_store
 from pipeline.transitions.reconciliation import record_time_to_resolution
 from pipeline.transitions.results import BatchResult, Transition, match_results
 
@@ -149,6 +150,15 @@ def fail(tx: Transaction, cohort: Sequence[FailedMutation]) -> BatchResult[Faile
 
 
 def _release_inputs(tx: Transaction, failed: Sequence[FailedMutationRow]) -> None:
+    """Release the inputs of runs that were stopped in doubt.
+
+    After a weak verdict under a key that is honoured they stay together, also if the run that tries the plan again
+    releases them later.
+    """
+    stopped = [row for row in failed if row.fence is None]
+    weak = [row.run for row in stopped if row.keyed and not row.refused]
+    if weak:
+        run_store.execute_ids(tx, event_store.KEEP_TOGETHER, weak)
     rows = [
         {
             "run": row.run,
@@ -158,8 +168,8 @@ def _release_inputs(tx: Transaction, failed: Sequence[FailedMutationRow]) -> Non
             "counts": False,
             "suspect": False,
         }
-        for row in failed
-        if row.fence is None and row.after_failed_mutation == AfterFailedMutation.PREPARE
+        for row in stopped
+        if row.after_failed_mutation == AfterFailedMutation.PREPARE
     ]
     if rows:
         event_store.release_inputs(tx, rows)

@@ -108,6 +108,13 @@ def test_several_inputs_that_go_back_are_narrowed_down_as_long_as_the_slice_shri
     assert narrowed_limit(Failure(kind=kind, message=""), facts, disposition) == expected
 
 
+@pytest.mark.parametrize("size", [2, 20])
+@pytest.mark.parametrize("kind", [FailureKind.TRANSIENT, FailureKind.CRASH])
+def test_inputs_that_stay_together_are_never_narrowed_down(kind: FailureKind, size: int) -> None:
+    facts = replace(BEFORE, blamed_events=size, slice_limit=-size)
+    assert narrowed_limit(Failure(kind=kind, message=""), facts, RELEASE) is None
+
+
 def test_a_slice_is_narrowed_down_to_one_event_in_a_logarithm_of_rounds() -> None:
     size, limit, rounds = 100_000, None, 0
     while (

@@ -55,6 +55,7 @@ class Bank(Connector):
         self.keys: list[str] = []
         self.transfers: dict[str, Any] = {}
         self.refusals: dict[str, LogicError] = {}
+        self.busy_keys: list[str] = []  #: not now, once each
         self.is_found = False
         self.count = 0
 
@@ -69,6 +70,9 @@ class Bank(Connector):
         self.keys.append(key)
         if key in self.refusals:
             raise self.refusals[key]
+        if key in self.busy_keys:
+            self.busy_keys.remove(key)
+            raise TransientError("busy")
         if key in self.transfers:
             return self.transfers[key]
         applies, error = self.script.pop(0) if self.script else (True, None)
@@ -118,7 +122,8 @@ class Payroll:
         self.db, self.bank = db, bank or Bank()
         self.results: list[Any] = []
         self.request: Callable[[Any], str] = lambda order: str(order.payload)
-        workflow = Workflow("payroll", **{name: options.pop(name) for name in ("on_logic_error",) if name in options})
+        chosen = {name: options.pop(name) for name in ("on_logic_error", "concurrency") if name in options}
+        workflow = Workflow("payroll", **chosen)
         self.due = workflow.topic("due")
         payroll = self
 
@@ -349,6 +354,76 @@ def test_the_order_of_a_batch_does_not_change_the_key(db: Database) -> None:
     payroll.deny()
     assert ([len(run.event_ids) for run in payroll.inline.runs()], len(set(payroll.keys))) == ([2, 2], 1)
     assert payroll.bank.count == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("fails", ["nothing", "prepare", "call"])
+@pytest.mark.parametrize("later", [(), ("cy",)], ids=["alone", "beside another"])
+def test_a_batch_stays_together_after_a_weak_verdict_whatever_fails_or_arrives_then(
+    db: Database, later: tuple[str, ...], fails: str, concurrency: int
+) -> None:
+    """A half of it, or a larger batch, would be another request with another key: what happened would happen again."""
+    payroll = Payroll(db, batch=3, concurrency=concurrency)
+    payroll.bank.will(TimeoutError("no answer"), applies=True)
+    payroll.publish("ada", "bob")
+    (key,) = payroll.keys
+    request, troubles = payroll.request, [RuntimeError("no such customer for now")]
+    if fails == "prepare":
+        payroll.request = lambda order: request(order) if not troubles else _raised(troubles.pop())
+    if fails == "call":
+        payroll.bank.busy_keys.append(key)
+    payroll.inline.publish(payroll.due, *later)
+    for _ in range(4):
+        payroll.go_on()
+    paid = [len(run.event_ids) for run in payroll.inline.runs() if run.status == "committed" and run.event_ids]
+    assert (sorted(paid), payroll.bank.count) == ([*(1 for _ in later), 2], 1 + len(later))
+    assert [row.idempotency_key for row in payroll.inline.ledger() if row.status == "applied"].count(key) == 1
+    assert payroll.findings() == []
+
+
+def test_events_that_stay_together_do_so_after_an_operator_forgets_their_failures(db: Database) -> None:
+    payroll = Payroll(db, "wire", batch=2, failures=FailurePolicy(max_failures=1))
+    payroll.bank.will(TimeoutError("no answer"), applies=True)
+    payroll.publish("ada", "bob")
+    payroll.bank.busy_keys += payroll.keys
+    payroll.inline.advance(timedelta(minutes=2))
+    payroll.deny()
+    assert [row.kind for row in rows(db, "SELECT kind FROM pipeline.blocks WHERE closed_at IS NULL")] == ["internal"]
+    with db.transaction() as tx:
+        workflows.resume(tx, "payroll", TESTER, forget_failures=True)
+    payroll.go_on()
+    assert (len(set(payroll.keys)), payroll.bank.count) == (1, 1)
+
+
+def test_a_plan_that_is_given_up_after_a_weak_verdict_is_quarantined_as_a_whole(db: Database) -> None:
+    patience = FailurePolicy(max_failures=2)
+    payroll = Payroll(
+        db, "wire", batch=2, failures=patience, after_failed_mutation="mutate", on_logic_error="quarantine"
+    )
+    payroll.bank.will(TimeoutError("no answer"), applies=True)
+    payroll.publish("ada", "bob")
+    payroll.bank.busy_keys += payroll.keys * 2
+    payroll.inline.advance(timedelta(minutes=2))
+    payroll.deny()
+    for _ in range(3):
+        payroll.go_on()
+    assert [row.status for row in payroll.inline.deliveries(payroll.due)] == ["quarantined"] * 2
+    assert (len(set(payroll.keys)), payroll.bank.count) == (1, 1)
+
+
+def _raised(error: Exception) -> Any:
+    raise error
+
+
+def test_a_batch_that_the_provider_has_refused_may_be_narrowed_down(db: Database) -> None:
+    payroll = Payroll(db, "wire", batch=2)
+    payroll.bank.will(TimeoutError("no answer"))
+    payroll.publish("ada", "bob")
+    payroll.inline.advance(timedelta(minutes=2))
+    payroll.bank.will(TransientError("busy"))
+    payroll.deny(is_refused=True)
+    payroll.go_on()
+    assert [len(run.event_ids) for run in payroll.inline.runs() if run.status == "committed"][:2] == [1, 1]
 
 
 class ForgetfulBank(Bank):

@@ -75,7 +75,7 @@ ORDER BY d.event_id LIMIT :limit
 """)
 #: Of the first event that a run which runs alone may see: in how large a slice it may be offered.
 _FIRST_SLICE_LIMIT = Statement[SliceLimitRow](f"""
-SELECT d.slice_limit FROM pipeline.deliveries d
+SELECT abs(d.slice_limit) AS slice_limit FROM pipeline.deliveries d
 WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
   AND d.event_id > :low_watermark
   AND {IS_AVAILABLE}

@@ -215,8 +215,14 @@ SKIP_INPUTS = Statement[EventIdRow](f"UPDATE pipeline.deliveries d SET status = 
 CONSUME_INPUTS = Statement[EventIdRow](
     f"UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.CONSUMED}' {_INPUTS}"
 )
+#: Offered again, the inputs of a run are one slice, which is not narrowed down (``domain.failures.narrowed_limit``).
+KEEP_TOGETHER = Statement[EventIdRow](
+    f"UPDATE pipeline.deliveries d SET slice_limit = -nullif(cardinality(r.event_ids), 1) {_INPUTS}"
+)
 
 _ONE = "event_id = :event_id AND handler_id = :handler_id"
+#: What is left of a limit when failures are forgotten: inputs that stay together do so whatever happens.
+_KEPT_LIMIT = "CASE WHEN slice_limit < 0 THEN slice_limit END"
 
 LOCK_ONE = Statement[DeliveryRow](f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
 SKIP_ONE = Statement[DeliveryRow](f"""
@@ -234,7 +240,7 @@ WITH lowered AS (
   UPDATE pipeline.handlers SET low_watermark = least(low_watermark, :event_id - 1) WHERE id = :handler_id
 )
 UPDATE pipeline.deliveries
-SET status = '{DeliveryStatus.PENDING}', failures = 0, failing_since = NULL, slice_limit = NULL, error = NULL,
+SET status = '{DeliveryStatus.PENDING}', failures = 0, failing_since = NULL, slice_limit = {_KEPT_LIMIT}, error = NULL,
   available_at = NULL, declined = false,
   xid = pg_current_xact_id()
 WHERE {_ONE} AND status = '{DeliveryStatus.QUARANTINED}' RETURNING *
@@ -247,6 +253,7 @@ def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 RESET_EVENT_FAILURES = Command(f"""
-UPDATE pipeline.deliveries d SET failures = 0, failing_since = NULL, slice_limit = NULL FROM pipeline.handlers h
+UPDATE pipeline.deliveries d SET failures = 0, failing_since = NULL, slice_limit = {_KEPT_LIMIT}
+FROM pipeline.handlers h
 WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failing_since IS NOT NULL AND d.status IN {OPEN_DELIVERY}
 """)

@@ -141,7 +141,8 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 #: 2. Of an ordered key it gets all events before them.
 #: 3. It never gets a slice in which every event was declined.
 #: 4. Events that are being narrowed down are offered with their like, in slices of at most ``slice_limit``. In a key
-#:    the first event's limit counts. A limit of 0 is lifted: prepare declined the smaller slice.
+#:    the first event's limit counts. A limit of 0 is lifted: prepare declined the smaller slice. A negative limit is
+#:    the size of a slice that is not narrowed down.
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
@@ -168,11 +169,11 @@ WITH fresh AS (
   SELECT event_id, declined, suspect, slice_limit,
     CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE 'slice ' || coalesce(slice_limit, -1) || ' ' ||
     (row_number() OVER (PARTITION BY slice_limit, :ordered AND key IS NOT NULL ORDER BY declined, event_id) - 1)
-    / least(nullif(slice_limit, 0), :batch) END AS slice
+    / least(nullif(abs(slice_limit), 0), :batch) END AS slice
   FROM candidates
 ), placed AS (
   SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place,
-    least(nullif(first_value(slice_limit) OVER (PARTITION BY slice ORDER BY event_id), 0), :batch) AS size
+    least(nullif(abs(first_value(slice_limit) OVER (PARTITION BY slice ORDER BY event_id)), 0), :batch) AS size
   FROM grouped
 ), slices AS (
   SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids,
@@ -261,7 +262,7 @@ wanted AS MATERIALIZED (
 ), handed_back AS (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
     declined = u.took_nothing AND coalesce(d.slice_limit, 0) = 0 AND {is_subscribed(ordered="u.ordered")},
-    slice_limit = CASE WHEN u.took_nothing AND d.slice_limit > 0 THEN 0 ELSE d.slice_limit END
+    slice_limit = CASE WHEN u.took_nothing AND d.slice_limit <> 0 THEN 0 ELSE d.slice_limit END
   FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
 ), left_over AS (
   SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
