@@ -55,11 +55,12 @@ def publish(
     """
     checked_name(workflow, what="workflow name")
     given = event_rows(_deduplicate(events, replace=replace), limits)
+    if replace:  # a deploy locks them before the workflow too, and the names that are read next stay as they are
+        tx.all(workflow_store.SHARE_SUBSCRIPTIONS, workflow=workflow)
     topics = _checked_topics(tx, workflow, events)
     workflow = next((row.workflow for row in topics.values()), workflow)
     rows = [row | {"topic": topics[row["topic"]].name} for row in given]
     if replace:
-        tx.all(workflow_store.SHARE_SUBSCRIPTIONS, workflow=workflow)  # a deploy locks them before the workflow too
         tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow])  # no run is created between the read and the write
     new: dict[tuple[str, str], EventId] = {}
     for part in encode_row_parts(rows):

@@ -131,10 +131,13 @@ def _change(tx: Transaction, spec: WorkflowSpec) -> _Change:
 
 
 def _lock_subscriptions(tx: Transaction, change: _Change) -> None:
-    """Wait for open publishers before any row is locked: publishers and committing workers keep this order too."""
+    """Wait for open publishers before any row is locked: publishers and committing workers keep this order too.
+
+    A publisher locks a former name before the present one. A deploy that takes a rename back declares the former one.
+    """
     if not change.resubscribed and not change.renames.descriptions:
         return
-    for name in sorted({change.renames.stored_as, change.spec.name}):
+    for name in dict.fromkeys((change.spec.name, change.renames.stored_as)):
         tx.all(workflow_store.LOCK_SUBSCRIPTIONS, workflow=name)
     tx.all(workflow_store.LOCK_BACKFILL)
 

@@ -1,5 +1,6 @@
 """A rename beside publishers, workers, sweeps and schedulers that still have the former names."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pipeline.transitions import events, registration, runs, stops
 from tests.factories import IN, LEASE, OUT, a_failure, a_run, a_workflow, held, some_events, the_run
 from tests.support.concurrent_transactions import meanwhile, raced, wait_until_blocked_by
 from tests.support.table_reads import one
+from tests.support.wait import wait_for
 
 NEXT = WorkflowSpec(
     name="invoices",
@@ -27,6 +29,10 @@ SELECT e.workflow, e.topic, d.status FROM pipeline.events e JOIN pipeline.delive
 WHERE e.message_id = 'new'
 """
 
+_WAITING = """
+SELECT count(*) AS number FROM pg_stat_activity WHERE datname = current_database() AND pg_blocking_pids(pid) <> '{}'
+"""
+
 
 def renamed(tx: Transaction) -> None:
     registration.register(tx, NEXT)
@@ -36,6 +42,37 @@ def test_a_publisher_that_waited_for_a_rename_publishes_under_the_new_names(db: 
     a_workflow(db)
     raced(db, renamed, lambda tx: events.publish(tx, "billing", [NEW])).result()
     assert tuple(one(db, _NEW)) == ("invoices", "orders", "pending")
+
+
+def test_a_payload_is_replaced_by_a_publisher_that_waited_for_a_rename(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    newer = NewEvent(topic=IN, message_id="m1", payload={"n": 7})
+    ended = raced(db, renamed, lambda tx: events.publish(tx, "billing", [newer], replace=True)).result()
+    assert list(ended.replaced) == [(IN, "m1")]
+    assert one(db, "SELECT payload FROM pipeline.events").payload == {"n": 7}
+
+
+def test_publishers_with_the_former_name_and_a_deploy_that_takes_the_rename_back_do_not_deadlock(db: Database) -> None:
+    """They lock the former name first, then the present one; so does the deploy, whatever the two sort like."""
+    spec = a_workflow(db, "w")
+    there = replace(spec, name="a", renamed_from="w", fingerprint="there")
+    back = replace(spec, name="w", renamed_from="a", fingerprint="back")
+    with db.transaction() as tx:
+        registration.register(tx, there)
+    with (
+        meanwhile(db, lambda tx: registration.register(tx, back)) as deploy,
+        meanwhile(db, lambda tx: events.publish(tx, "w", [NEW], replace=True)) as publish,
+    ):
+        with db.transaction() as first:
+            events.publish(first, "a", [NewEvent(topic=IN, message_id="m1", payload={})])
+            deployed = deploy()
+            wait_until_blocked_by(db, first)
+            published = publish()
+            wait_for(lambda: one(db, _WAITING).number == 2)
+        deployed.result(timeout=60)
+        published.result(timeout=60)
+    assert tuple(one(db, _NEW)) == ("w", IN, "pending")
 
 
 def test_a_commit_that_waited_for_a_rename_lands_under_the_new_names(db: Database) -> None:
