@@ -45,7 +45,8 @@ $$
 #: name leads to the present one (``topic``); ``name`` is as the publisher gave it.
 ROUTES = f"""
 CREATE FUNCTION pipeline.routes(of text, names text[])
-RETURNS TABLE (workflow text, name text, topic text, handlers integer[]) LANGUAGE plpgsql VOLATILE AS $$
+RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, handlers integer[])
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
   present text := of;
   renamed text;
@@ -57,7 +58,7 @@ BEGIN
     EXIT WHEN renamed IS NULL;
     present := renamed;
   END LOOP;
-  RETURN QUERY SELECT t.workflow, g.name, t.name, ARRAY(
+  RETURN QUERY SELECT t.workflow, g.name, t.name, t.retired, ARRAY(
       SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
     FROM unnest(names) AS g(name)
     LEFT JOIN pipeline.renames n ON n.kind = '{NameKind.TOPIC}' AND n.workflow = present AND n.former = g.name

@@ -65,6 +65,8 @@ def publish(
     new: dict[tuple[str, str], EventId] = {}
     for part in encode_row_parts(rows):
         new |= _by_message(tx.all(event_store.PUBLISH, workflow=workflow, rows=part))
+    if not new:  # all are repeats, or a deploy that this waited for has taken a topic away
+        _checked_topics(tx, workflow, events)
     repeats = [row for row in rows if (row["topic"], row["message_id"]) not in new]
     rewritten: dict[tuple[str, str], EventId] = {}
     for part in encode_row_parts(repeats) if replace else ():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.background.scheduler import Scheduler
+from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, RunFailure, RunOutput, TopicSpec, WorkflowSpec
@@ -137,3 +138,13 @@ def test_a_worker_that_held_a_run_before_the_rename_can_still_end_it(db: Databas
     with db.transaction() as tx:
         stopped = stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure(FailureKind.TRANSIENT))])
     assert bool(stopped.updated) == (phase is not Phase.PREPARING)
+
+
+def test_a_publisher_that_waited_for_a_deploy_without_its_topic_is_refused(db: Database) -> None:
+    """No consumer would get the event."""
+    spec = a_workflow(db)
+    without = replace(spec, topics=(TopicSpec(name=OUT),), handlers=spec.handlers[1:], fingerprint="next")
+    ended = raced(db, lambda tx: registration.register(tx, without), lambda tx: events.publish(tx, "billing", [NEW]))
+    with pytest.raises(InvalidInputError, match=r"gone from the code.*Nothing was published"):
+        ended.result()
+    assert one(db, "SELECT count(*) AS number FROM pipeline.events").number == 0

@@ -55,11 +55,12 @@ unknown AS (
   unnest(t.handlers) AS s(handler_id)
 )"""
 
+#: A topic that is gone from the newest code is unknown to a publisher. Runs of older code may still publish to it.
 PUBLISH = Statement[PublishedEventRow](f"""
 WITH emitted AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
 ), routes AS MATERIALIZED (
-  SELECT * FROM pipeline.routes(:workflow, ARRAY(SELECT DISTINCT topic FROM emitted))
+  SELECT * FROM pipeline.routes(:workflow, ARRAY(SELECT DISTINCT topic FROM emitted)) WHERE NOT is_retired
 ), given AS (
   SELECT g.*, (SELECT min(t.workflow) FROM routes t) AS workflow, CAST(NULL AS bigint[]) AS caused_by FROM emitted g
 ), {_INSERT_EVENTS}
