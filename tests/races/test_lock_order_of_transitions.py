@@ -221,7 +221,6 @@ def rename_everything(tx: Transaction) -> None:
     planned = renames.plan(tx, spec, renames.stored_workflow(tx, spec))
     starts.lock_workflow(tx, "billing")
     renames.move_work(tx, planned)
-    renames.move_deliveries(tx, planned)
     renames.move_names(tx, planned)
     renames.save(tx, planned, spec, is_new_code=True)
 
@@ -411,7 +410,7 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
         lambda tx, _: registration.register(tx, renamed_spec()),
     ),
     **dict.fromkeys(
-        ("renames.move_work", "renames.move_deliveries", "renames.move_names", "renames.save"),
+        ("renames.move_work", "renames.move_names", "renames.save"),
         (at(Phase.PREPARING), lambda tx, _: rename_everything(tx)),
     ),
     "registration.backfill_page": (
