@@ -45,6 +45,11 @@ class RunSituation:
 
 
 _REASON_OPTION = '-m "why"'  #: the operator replaces the text
+#: What follows did_not_happen if the outside system itself refused the request.
+REFUSED_TEXT = (
+    "A new run sends it again under a new key. The outside system takes it for another request: if it had happened, "
+    "it happens twice."
+)
 #: A run whose mutation has one of these statuses waits for it.
 _BLOCKING_STATUSES = (
     MutationStatus.PENDING,

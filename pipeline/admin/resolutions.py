@@ -72,6 +72,7 @@ class MutationSummary:
     is_hidden: bool  #: its operation is not in the loaded code, so the parameters cannot be shown
     declared_result: DeclaredResult | None  #: null: its operation is not in the loaded code
     after_did_not_happen: str  #: what follows that resolution; empty once it is resolved
+    after_refusal: str  #: the same, if the outside system itself refused the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,17 +205,25 @@ class Resolutions:
         by: Actor,
         *,
         result: GivenResult | None = None,
+        is_refused: bool = False,
         state: str | None = None,
     ) -> None:
         """Resolve one mutation. Refused while its request may still arrive, and when its state changed.
 
+        ``is_refused``: with did_not_happen, the outside system itself refused the request; a repeat gets a new key.
         ``state`` is the token of the state that the operator saw; by default the state at the begin of this call.
         """
         _check(kind, by, result)
+        if is_refused and kind is not ResolutionKind.DID_NOT_HAPPEN:
+            raise InvalidInputError(f"A refusal was given with {kind}; expected it with did_not_happen only.")
         row = self._row(mutation_id)
         who, value = self._stated_result(row, by, result)
         with self._traced_transaction(mutation_id, kind, who) as tx:
-            self._resolve(tx, MutationId(mutation_id), kind, who, value, state or state_token(row))
+            shown = state or state_token(row)
+            if is_refused:
+                resolution.did_not_happen(tx, MutationId(mutation_id), who, is_refused=True, state=shown)
+            else:
+                self._resolve(tx, MutationId(mutation_id), kind, who, value, shown)
         self.wake_workflow(row.workflow)
 
     def approve(self, mutation: MutationSummary, by: Actor, *, state: str | None = None) -> None:
@@ -377,6 +386,7 @@ class Resolutions:
             is_hidden=found is None and bool(params),
             declared_result=given_results.declared_result(found),
             after_did_not_happen=f"{advice.release_text(row)} {advice.repeat_text(row)}" if is_open else "",
+            after_refusal=f"{advice.release_text(row)} {advice.REFUSED_TEXT}" if is_open else "",
         )
 
 

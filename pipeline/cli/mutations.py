@@ -39,6 +39,12 @@ NoResult = Annotated[bool, typer.Option("--no-result", help="With happened: it h
 Unchecked = Annotated[
     bool, typer.Option("--unchecked", help="Record the result although it does not fit, or its code is not here.")
 ]
+Refused = Annotated[
+    bool,
+    typer.Option(
+        "--refused", help="With did_not_happen: the outside system itself refused it; a repeat gets a new key."
+    ),
+]
 MutationArgument = Annotated[str, typer.Argument(help="Id of the mutation, or its first digits.")]
 
 _MAX_AT_ONCE = 10_000  #: mutations resolved by one command
@@ -103,6 +109,7 @@ def resolve(  # noqa: PLR0913 - options of a command
     ] = None,
     no_result: NoResult = False,
     unchecked: Unchecked = False,
+    refused: Refused = False,
     if_state: IfState = None,
     workflow: common.WorkflowOption = None,
     operation: OperationOption = None,
@@ -120,14 +127,20 @@ def resolve(  # noqa: PLR0913 - options of a command
         mutation_id = _find_id(resolutions, mutation)
         state = if_state
         if resolution is ResolutionKind.DID_NOT_HAPPEN:
-            state = _confirm_repeat(resolutions, mutation_id, _require_reason(who), if_state, (yes, as_json))
-        resolutions.resolve(mutation_id, resolution, who, result=given, state=state)
+            shown = resolutions.mutation(mutation_id)
+            if refused:
+                shown = replace(shown, after_did_not_happen=shown.after_refusal)
+            state = if_state or shown.state
+            _confirm_repeat(resolutions, shown, _require_reason(who), yes=yes, as_json=as_json)
+        resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
         _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)
         return
     if workflow is None and operation is None:
         raise InvalidInputError("No mutation was selected; expected an id, --workflow or --operation.")
-    if external_id is not None or if_state is not None:
-        raise InvalidInputError("--external-id and --if-state are about one mutation; expected its id with them.")
+    if external_id is not None or if_state is not None or refused:
+        raise InvalidInputError(
+            "--external-id, --refused and --if-state are about one mutation; expected its id with them."
+        )
     _check_workflow(resolutions, workflow)
     found, is_more = tables.first_rows(
         resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
@@ -390,12 +403,8 @@ def _check_one(*options: object) -> None:
         raise InvalidInputError("The result was given in several ways; expected one of them. Nothing was changed.")
 
 
-def _confirm_repeat(
-    resolutions: Resolutions, mutation_id: UUID, who: Actor, state: str | None, options: tuple[bool, bool]
-) -> str:
-    """Show what follows did_not_happen, and ask; return the state that was shown, or the one that was given."""
-    yes, as_json = options
-    found = resolutions.mutation(mutation_id)
+def _confirm_repeat(resolutions: Resolutions, found: MutationSummary, who: Actor, *, yes: bool, as_json: bool) -> None:
+    """Show what follows did_not_happen, and ask."""
     if not yes and not sys.stdin.isatty():
         raise InvalidInputError(
             f"{who.name} cannot be asked, because this is no terminal, and did_not_happen may send "
@@ -406,7 +415,6 @@ def _confirm_repeat(
     typer.echo(_repeat_preview(found, holds.reason), err=as_json)
     if not yes and not typer.confirm("Resolve it as not happened?", err=as_json):
         raise InvalidInputError(f"{who.name} did not confirm. Nothing was changed.")
-    return state or found.state
 
 
 def _repeat_preview(found: MutationSummary, hold: str) -> str:

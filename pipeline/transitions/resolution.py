@@ -5,6 +5,7 @@ is locked, and the act is refused if it is in another state.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.domain.errors import NotFoundError, StaleWriteError, StateChangedError
@@ -66,7 +67,8 @@ def did_not_happen(
     evidence = Evidence.REFUSED if is_refused else Evidence.ABSENCE
     item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence, resolved_by=Resolver.OPERATOR)
     row = fail(tx, [item]).only()
-    audit.record(tx, by, "mutation.did_not_happen", **audit.subject_of(row))
+    who = replace(by, evidence={**(by.evidence or {}), "refused": True}) if is_refused else by
+    audit.record(tx, who, "mutation.did_not_happen", **audit.subject_of(row))
     return row
 
 

@@ -229,6 +229,33 @@ def test_did_not_happen_shows_the_request_the_grade_and_what_follows(pipeline: P
     assert "a new run sends it again under the same key" in refunded.err
 
 
+def test_did_not_happen_of_a_refused_request_gives_its_repeat_a_new_key(
+    db: Database, pipeline: Pipeline, books: Books
+) -> None:
+    books("refund", "refund")
+    kept, refused = pipeline("mutations", "--json").json
+    assert pipeline("resolve", "did_not_happen", kept["id"], "-m", "not there", "--yes").code == 0
+    done = pipeline("resolve", "did_not_happen", refused["id"], "--refused", "-m", "they keep their 500", "--yes")
+    assert done.code == 0, done.err
+    assert "A new run sends it again under a new key" in done.out
+    assert "under the same key" not in done.out
+    (act,) = rows(db, "SELECT evidence FROM pipeline.audit WHERE mutation_id = :of", of=refused["id"])
+    assert act.evidence == {"refused": True}
+    Inline(db, [shop.books], [shop.bank]).run()
+    keys = {each["idempotency_key"] for each in pipeline("mutations", "--json").json}
+    assert keys == {kept["idempotency_key"], f"{refused['idempotency_key'].removesuffix(':0')}:1"}
+
+
+def test_a_refusal_is_about_one_mutation_that_did_not_happen(pipeline: Pipeline, books: Books) -> None:
+    books("refund")
+    (before,) = pipeline("mutations", "--json").json
+    other = pipeline("resolve", "skip", before["id"], "--refused", "-m", "seen")
+    assert (other.code, "expected it with did_not_happen only" in other.err) == (2, True)
+    many = pipeline("resolve", "did_not_happen", "--workflow", "books", "--refused", "-m", "seen", "--yes")
+    assert (many.code, "are about one mutation" in many.err) == (2, True)
+    assert pipeline("mutations", "--json").json == [before]
+
+
 def typed(arguments: list[str], keys: bytes, prompt: str, before_keys: Callable[[], object] = lambda: None) -> Any:
     """Run a command on a terminal of its own; press the keys once it has asked."""
     terminal, inside = pty.openpty()
