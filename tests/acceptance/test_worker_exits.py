@@ -19,6 +19,7 @@ from pipeline.tasks import process, signals
 from pipeline.testing import Fault, FaultyProxy, is_complete_postgres_messages
 from tests.support import databases
 from tests.support.installation import Installation, alone
+from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -90,3 +91,23 @@ def start_over(proxy: FaultyProxy, passing: Iterator[int], monkeypatch: pytest.M
         process.current_process().db.dispose()
         proxy.restore()
     return None
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGQUIT])
+def test_a_busy_worker_that_is_interrupted_again_and_again_ends_with_0_or_by_the_signal(
+    shop: Installation, pool: str, kind: signal.Signals
+) -> None:
+    worker = shop.worker(f"--pool={pool}", "--concurrency=1")
+    shop.recorder.shut("prepare")
+    shop.publish(1)
+    shop.ring()
+    shop.recorder.wait_at("prepare")
+
+    def interrupt() -> bool:
+        if worker.process.poll() is None:
+            worker.process.send_signal(kind)
+        return worker.process.poll() is not None
+
+    wait_for(interrupt, within=60, every=0.2, why="the end of the worker")
+    assert worker.process.wait(timeout=60) in (0, -kind), worker.log.read_text()[-2000:]
