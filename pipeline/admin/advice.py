@@ -106,7 +106,9 @@ def _undeclared_text(declared: DeclaredResult | None) -> str:
     """Say that the workflow may need a result although its operation declares none."""
     if declared is None or declared.schema is not None or declared.can_fetch:
         return ""
-    return " Its operation does not declare a result: if `next` uses one, give it with --result instead of --no-result."
+    return (
+        " Its operation does not declare whether it has a result: if it has none, use --no-result instead of --result."
+    )
 
 
 def release_text(row: UnresolvedMutationRow) -> str:

@@ -36,7 +36,7 @@ def result_form(declared: DeclaredResult | None) -> ResultForm:
         return ResultForm.UNKNOWN
     if declared.can_fetch:
         return ResultForm.EXTERNAL_ID
-    if declared.schema is None or declared.schema.get("type") == "null":
+    if declared.schema is not None and declared.schema.get("type") == "null":
         return ResultForm.NO_RESULT
     return ResultForm.RESULT
 

@@ -59,14 +59,24 @@ def happened_command(pipeline: Pipeline) -> list[str]:
     return shlex.split(command)[1:]
 
 
-@pytest.mark.parametrize("operation", ["void", "note"])
 def test_the_printed_command_for_an_operation_without_a_result_continues_its_workflow(
-    db: Database, pipeline: Pipeline, books: Books, operation: str
+    db: Database, pipeline: Pipeline, books: Books
 ) -> None:
-    books(operation)
+    books("void")
     command = happened_command(pipeline)
     assert "--no-result" in command
     assert pipeline(*command).code == 0
+    assert continued(db, pipeline) == ["none"]
+
+
+def test_the_printed_command_for_an_undeclared_result_writes_nothing_until_it_is_filled_in(
+    db: Database, pipeline: Pipeline, books: Books
+) -> None:
+    books("note")
+    command = happened_command(pipeline)
+    blank = pipeline(*command)
+    assert (blank.code, "--result is no JSON" in blank.err) == (2, True), "`next` may need a result"
+    assert pipeline(*(part.replace("<JSON>", '{"id": "n_1"}') for part in command)).code == 0
     assert continued(db, pipeline) == ["none"]
 
 
@@ -149,7 +159,7 @@ def test_advice_about_an_undeclared_result_says_that_next_may_need_one(pipeline:
         for each in pipeline("mutations", "--json").json
         for each["title"] in [each["operation"]]
     }
-    assert "Its operation does not declare a result" in texts["note"]
+    assert "Its operation does not declare whether it has a result" in texts["note"]
     assert "does not declare" not in texts["void"]
 
 

@@ -25,7 +25,7 @@ CHARGE = {
     ("declared", "form", "options"),
     [
         (None, ResultForm.UNKNOWN, "--result '<JSON>' --unchecked"),
-        (DeclaredResult(), ResultForm.NO_RESULT, "--no-result"),
+        (DeclaredResult(), ResultForm.RESULT, "--result '<JSON>'"),
         (DeclaredResult(schema={"type": "null"}), ResultForm.NO_RESULT, "--no-result"),
         (DeclaredResult(schema=CHARGE), ResultForm.RESULT, """--result '{"id": <string>, "cents": <integer>}'"""),
         (DeclaredResult(schema=CHARGE, can_fetch=True), ResultForm.EXTERNAL_ID, "--external-id '<id>'"),
