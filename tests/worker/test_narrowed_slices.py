@@ -106,6 +106,34 @@ def test_while_everything_fails_the_workflow_is_blocked_and_nothing_is_quarantin
     assert_deliveries(run, batches.shop.orders, "consumed")
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_wrong_code_that_fails_on_every_event_sets_all_of_them_aside(db: Database, concurrency: int) -> None:
+    batches = Batches(KeyError("customer"), "prepare", bad=range(10), concurrency=concurrency)
+    run = batches.shop.started(db, 10)
+    run.run()
+    assert Counter(statuses(run, batches.shop.orders)) == {"quarantined": 10}
+    assert (blocks(run), the_workflow(run).maintenance) == ([], False), "only the quarantine tells it"
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_failures_of_every_kind_are_one_count_and_the_last_kind_decides_its_limit(
+    db: Database, concurrency: int
+) -> None:
+    batches = Batches(TransientError("try later"), "prepare", bad=range(1), concurrency=concurrency)
+    fail = batches._fail
+
+    def fail_otherwise_the_third_time(numbers: list[int]) -> None:
+        if numbers and len(batches.tries) == 2:
+            batches.error = KeyError("customer")
+        fail(numbers)
+
+    batches._fail = fail_otherwise_the_third_time  # type: ignore[method-assign]
+    run = batches.shop.started(db, 1)
+    run.run()
+    assert len(batches.tries) == 3
+    assert statuses(run, batches.shop.orders) == ["quarantined"]
+
+
 def test_with_concurrency_1_an_outage_sets_at_most_one_event_aside(db: Database) -> None:
     batches = Batches(RuntimeError("provider away"), bad=range(40))
     run = batches.shop.started(db, 40)
