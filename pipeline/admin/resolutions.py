@@ -219,7 +219,7 @@ class Resolutions:
         row = self._row(mutation_id)
         who, value = self._stated_result(row, by, result)
         with self._traced_transaction(mutation_id, kind, who) as tx:
-            shown = state or state_token(row)
+            shown = state_token(row) if state is None else state
             if is_refused:
                 resolution.did_not_happen(tx, MutationId(mutation_id), who, is_refused=True, state=shown)
             else:
@@ -229,9 +229,8 @@ class Resolutions:
     def approve(self, mutation: MutationSummary, by: Actor, *, state: str | None = None) -> None:
         """Approve exactly this request in the state that was shown; a changed request is not sent."""
         with self._traced_transaction(mutation.id, "approve", by) as tx:
-            resolution.approve(
-                tx, MutationId(mutation.id), by, request_hash=mutation.request_hash, state=state or mutation.state
-            )
+            shown = mutation.state if state is None else state
+            resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash, state=shown)
         self.dispatch_run(mutation.run_id)
 
     def reject(self, mutation_id: UUID, by: Actor, *, state: str | None = None) -> None:

@@ -130,7 +130,7 @@ def resolve(  # noqa: PLR0913 - options of a command
             shown = resolutions.mutation(mutation_id)
             if refused:
                 shown = replace(shown, after_did_not_happen=shown.after_refusal)
-            state = if_state or shown.state
+            state = shown.state if if_state is None else if_state
             _confirm_repeat(resolutions, shown, _require_reason(who), yes=yes, as_json=as_json)
         resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
         _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)

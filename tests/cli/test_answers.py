@@ -327,8 +327,11 @@ def test_an_answer_is_refused_when_the_state_is_not_the_one_that_was_shown(pipel
         done = pipeline("resolve", kind, found["id"], *result, "--if-state", other, "-m", "seen", "--yes")
         assert (done.code, "reconcile attempts was 2, is 0" in done.err) == (2, True), done.err
     assert pipeline("mutations", "--json").json == [found]
-    nonsense = pipeline("resolve", "skip", found["id"], "--if-state", "yesterday", "-m", "seen")
-    assert "'yesterday' is no state of a mutation" in nonsense.err
+    for text in ("yesterday", ""):  # the latter of a variable that is not set
+        for kind in ("did_not_happen", "skip"):
+            nonsense = pipeline("resolve", kind, found["id"], "--if-state", text, "-m", "seen", "--yes")
+            assert f"{text!r} is no state of a mutation" in nonsense.err
+    assert pipeline("mutations", "--json").json == [found]
     many = pipeline("resolve", "skip", "--workflow", "books", "--if-state", found["state"], "-m", "seen")
     assert "are about one mutation" in many.err
     assert pipeline("resolve", "skip", found["id"], "--if-state", found["state"], "-m", "seen").code == 0
