@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
+from pipeline.domain.idempotency import effect_id
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.renames import NameKind
 from pipeline.domain.states import Evidence, PhaseTask
@@ -71,6 +72,10 @@ class Lifecycle(RuleBasedStateMachine):
         self.tokens: list[tuple[UUID, int]] = []
         self.effects: Counter[int] = Counter()
         self.happened: set[UUID] = set()
+        self.effect_ids: dict[UUID, UUID] = {}  #: of runs that were claimed to mutate
+        self.keys: dict[UUID, str] = {}  #: of mutations
+        self.applied_keys: set[str] = set()
+        self.repeats = 0  #: requests whose effect the provider already had under their key
         self.published = 0
         self.names: dict[int, str] = {}
         self.ordered = False
@@ -84,8 +89,11 @@ class Lifecycle(RuleBasedStateMachine):
         ordered=st.booleans(),
         contain=st.booleans(),
         sets_aside=st.booleans(),
+        honours_keys=st.booleans(),
     )
-    def begin(self, concurrency: int, batch: int, ordered: bool, contain: bool, sets_aside: bool) -> None:
+    def begin(
+        self, concurrency: int, batch: int, ordered: bool, contain: bool, sets_aside: bool, honours_keys: bool
+    ) -> None:
         allowed = ALLOWED if sets_aside else {"max_failures": 10_000}
         policy = NO_PAUSE.model_copy(update=allowed)
         uncertain = "contain" if contain else "pause"
@@ -98,7 +106,7 @@ class Lifecycle(RuleBasedStateMachine):
             "on_exhausted": "quarantine" if sets_aside else "block",
         }
         self.spec = a_workflow(self.db, failures=policy, **options)
-        self.batch, self.ordered = batch, ordered
+        self.batch, self.ordered, self.honours_keys = batch, ordered, honours_keys
         self.publish(5, "a")
         self.publish(4, None)
         self.start(3)
@@ -193,7 +201,10 @@ class Lifecycle(RuleBasedStateMachine):
         assert bool(claims.claimed) == expected
         if expected:
             self.model.claimed(run, phase)
-            assert claims.claimed[0].fence == run.fence
+            (claimed,) = claims.claimed
+            assert claimed.fence == run.fence
+            if phase == "mutate":
+                self.effect_ids[run.id] = effect_id(claimed.handler_uid, claimed.inputs, "abc")
             self.tokens.append((run.id, run.fence))
         return expected
 
@@ -217,11 +228,13 @@ class Lifecycle(RuleBasedStateMachine):
         run, held = self._held(pick)
         with self.db.transaction() as tx:
             (row,) = work.runs(tx, [run.id])
-            request = a_request(row, needs_approval=approval)
+            effect = self.effect_ids.get(run.id, run.id)
+            request = a_request(row, needs_approval=approval, keyed=self.honours_keys, effect_id=effect)
             landing = mutations.begin_mutation(tx, [_with(request, held)])
         can = run.holds(held.fence) and run.leased and run.phase == "prepared" and bool(run.events)
         if self._lands(landing, can):
             self.model.began(run, landing.updated[0].id, approval=approval)
+            self.keys[landing.updated[0].id] = landing.updated[0].idempotency_key
 
     @rule(pick=PICK)
     @precondition(lambda self: self.tokens)
@@ -245,16 +258,23 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=PICK, applies=st.booleans(), answers=st.booleans())
     @precondition(lambda self: self.tokens)
     def send(self, pick: int, applies: bool, answers: bool) -> None:
-        """The outside system applies or not, and answers or not. Without an answer the worker dies."""
+        """The outside system applies or not, and answers or not. Without an answer the worker dies.
+
+        If it honours keys, it answers a repeat with the old result.
+        """
         run, held = self._held(pick)
         if run.ledger != "in_flight" or not run.holds(held.fence) or run.mutation_id in self.happened:
             return
-        if applies:
-            self.effects.update(run.events)
-            assert run.mutation_id is not None
+        assert run.mutation_id is not None
+        key = self.keys[run.mutation_id]
+        is_repeat = self.honours_keys and key in self.applied_keys
+        self.repeats += is_repeat
+        if applies or is_repeat:
+            self.effects.update([] if is_repeat else run.events)
+            self.applied_keys.add(key)
             self.happened.add(run.mutation_id)
         if answers:
-            self._verdict(run, held.fence, applies)
+            self._verdict(run, held.fence, applies or is_repeat, Evidence.REFUSED)
 
     @rule(pick=PICK, applied=st.booleans())
     @precondition(lambda self: self.tokens)
@@ -309,7 +329,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert {ended.run_id for ended in recovered} == expected
         self._stopped(recovered)
 
-    @rule(pick=PICK, says=st.sampled_from(["truth", "skip"]))
+    @rule(pick=PICK, says=st.sampled_from(["truth", "skip", "wrong"]))
     def person(self, pick: int, says: str) -> None:
         doubted = [run for run in self.model.runs.values() if run.ledger == "needs_reconcile" and run.carry]
         if not doubted:
@@ -317,16 +337,18 @@ class Lifecycle(RuleBasedStateMachine):
         run = doubted[pick % len(doubted)]
         assert run.mutation_id is not None
         mutation_id = MutationId(run.mutation_id)
+        # another batch would be another request, whose key protects nothing
+        is_wrong = says == "wrong" and self.honours_keys and self.batch == 1
         if rows(self.db, _QUIET, id=run.mutation_id):  # it may still be travelling: the person comes later
             self.everybody_dies_and_is_recovered()
         with self.db.transaction() as tx:
             if says == "skip":
                 resolution.skip(tx, mutation_id, SOMEBODY)
-            elif run.mutation_id in self.happened:
+            elif run.mutation_id in self.happened and not is_wrong:
                 resolution.happened(tx, mutation_id, SOMEBODY)
             else:
                 resolution.did_not_happen(tx, mutation_id, SOMEBODY)
-        truth = "success" if run.mutation_id in self.happened else "failure"
+        truth = "success" if run.mutation_id in self.happened and not is_wrong else "failure"
         self.model.settled(run, "skipped" if says == "skip" else truth)
 
     @rule()
@@ -336,7 +358,7 @@ class Lifecycle(RuleBasedStateMachine):
             if not work.blocking_mutations(tx, self.workflow):
                 workflows.resume(tx, self.workflow, SOMEBODY)
 
-    @rule(pick=PICK, says=st.sampled_from(["truth", "skip"]), recover=st.booleans())
+    @rule(pick=PICK, says=st.sampled_from(["truth", "skip", "wrong"]), recover=st.booleans())
     def clean_up(self, pick: int, says: str, recover: bool) -> None:
         """Do what sweeps and operators do, one after the other, so that stopped work continues."""
         if recover:
@@ -401,11 +423,11 @@ class Lifecycle(RuleBasedStateMachine):
             self.stop(token, FailureKind.TRANSIENT)
         return True
 
-    def _verdict(self, run: ModelRun, fence: int, applied: bool) -> None:
+    def _verdict(self, run: ModelRun, fence: int, applied: bool, evidence: Evidence = Evidence.DEFINITE) -> None:
         assert run.mutation_id is not None
         mutation_id = MutationId(run.mutation_id)
         with self.db.transaction() as tx:
-            landing = _judge(tx, mutation_id, Fence(fence), applied)
+            landing = _judge(tx, mutation_id, Fence(fence), applied, evidence)
         if self._lands(landing, run.holds(fence) and run.ledger == "in_flight"):
             self.model.settled(run, "success" if applied else "failure")
 
@@ -441,10 +463,10 @@ GROUP BY key HAVING count(DISTINCT coalesce(run_id, offered_to)) > 1
 """
 
 
-def _judge(tx: Transaction, mutation_id: MutationId, fence: Fence, applied: bool) -> Any:
+def _judge(tx: Transaction, mutation_id: MutationId, fence: Fence, applied: bool, evidence: Evidence) -> Any:
     if applied:
         return mutations.apply(tx, [AppliedMutation(mutation_id=mutation_id, fence=fence)])
-    verdict = FailedMutation(mutation_id=mutation_id, error="422", evidence=Evidence.DEFINITE, fence=fence)
+    verdict = FailedMutation(mutation_id=mutation_id, error="422", evidence=evidence, fence=fence)
     return mutations.fail(tx, [verdict])
 
 

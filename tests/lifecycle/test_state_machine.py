@@ -39,12 +39,15 @@ def test_a_long_walk_of_weighted_transitions_agrees_with_the_model(db: Database,
     """Hypothesis shrinks well but stays shallow; a long seeded walk reaches runs that were retried many times."""
     chance = Random(seed)
     machine: Acts = type("BoundMachine", (Acts,), {"db": db})()
+    honours_keys = seed % 3 == 0
+    concurrency, batch = chance.choice([1, 3, 6]), chance.randint(1, 3)
     machine.begin(
-        chance.choice([1, 3, 6]),
-        chance.randint(1, 3),
+        concurrency,
+        1 if honours_keys else batch,
         ordered=chance.random() < 0.5,
         contain=chance.random() < 0.5,
         sets_aside=seed % 2 == 1,
+        honours_keys=honours_keys,
     )
     for _ in range(300):
         _random_step(machine, chance)
@@ -58,11 +61,12 @@ def test_a_long_walk_of_weighted_transitions_agrees_with_the_model(db: Database,
     machine.the_invariants_hold()
     machine.the_tables_are_what_the_model_says()
     machine.no_effect_happens_twice()
+    assert machine.repeats >= (1 if honours_keys else 0), "a wrong answer must be followed by a repeat"
 
 
 def _random_step(machine: Acts, chance: Random) -> None:
     pick = chance.randint(0, 10_000)
-    says = chance.choice(["truth", "truth", "skip"])
+    says = chance.choice(["wrong", "wrong", "skip"] if machine.honours_keys else ["truth", "truth", "skip"])
     answer = chance.choice(["applied", "applied", "refused", "silence", "late"])
     kind = chance.choice(list(FailureKind)[:3])
     tokens = bool(machine.tokens)
