@@ -71,7 +71,10 @@ def resume(
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Resume a workflow. Lifts its pause and the blocks that wait for an operator, and resets its failures."""
+    """Resume a workflow. Lifts its pause and the blocks that wait for an operator.
+
+    If a block is lifted, the failures so far are forgotten.
+    """
     _apply_control(context, lambda controls, who: controls.resume(name, who), common.actor(by, reason), as_json=as_json)
 
 
