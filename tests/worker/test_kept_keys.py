@@ -20,6 +20,7 @@ from pipeline import (
     NotFound,
     PrepareResult,
     ReconcilePolicy,
+    Retention,
     TransientError,
     Verdict,
     Workflow,
@@ -122,7 +123,7 @@ class Payroll:
         self.db, self.bank = db, bank or Bank()
         self.results: list[Any] = []
         self.request: Callable[[Any], str] = lambda order: str(order.payload)
-        chosen = {name: options.pop(name) for name in ("on_logic_error", "concurrency") if name in options}
+        chosen = {name: options.pop(name) for name in ("on_logic_error", "concurrency", "retention") if name in options}
         workflow = Workflow("payroll", **chosen)
         self.due = workflow.topic("due")
         payroll = self
@@ -221,6 +222,26 @@ def test_a_refusal_of_the_request_gives_the_repeat_a_new_key(db: Database) -> No
     assert (first.refused, second.status) == (True, "applied")
     assert first.effect_id == second.effect_id
     assert [key.rpartition(":")[2] for key in payroll.keys] == ["0", "1"]
+
+
+def test_retention_keeps_what_counts_the_keys_of_an_event_that_is_still_open(db: Database) -> None:
+    month = timedelta(days=30)
+    given: dict[str, Any] = {"retention": Retention(done=month, ledger=month), "on_logic_error": "quarantine"}
+    payroll = Payroll(db, failures=FailurePolicy(quarantine_after=1), **given)
+    payroll.bank.will(LogicError("the account is empty"))
+    payroll.publish("ada")
+    payroll.inline.advance(2 * month)
+    payroll.inline.sweeps.retention()
+    assert len(payroll.keys) == 1, "without it a repeat would have the refused key again, or that of an older request"
+    (delivery,) = payroll.inline.deliveries(payroll.due)
+    with db.transaction() as tx:
+        events.release(tx, "payroll", "Pay", EventId(delivery.event_id), TESTER)
+    payroll.go_on()
+    assert [key.rpartition(":")[2] for key in payroll.keys] == ["0", "1"]
+    payroll.inline.advance(2 * month)
+    payroll.inline.sweeps.retention()
+    payroll.inline.sweeps.retention()
+    assert payroll.keys == [], "the event is done, and so is its ledger"
 
 
 @pytest.mark.parametrize("error", [TransientError("busy"), AuthError("no such token")])

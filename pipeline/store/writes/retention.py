@@ -64,7 +64,8 @@ WITH page AS MATERIALIZED (
 {_BY_NUMBER}
 """)
 
-#: A run goes after its inputs and after its retry; with a mutation, when the ledger lets go.
+#: A run goes after its inputs and after its retry; with a mutation, when the ledger lets go. A mutation stays while an
+#: input of it is open, also one that it released: the refusals in the ledger count the keys of a repeat.
 #: A session that is still open gets the number and the cost of its deleted runs added.
 PRUNE_RUNS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
@@ -82,7 +83,8 @@ WITH page AS MATERIALIZED (
     AND NOT EXISTS (SELECT FROM pipeline.runs c WHERE c.retry_of = r.id)
     AND NOT EXISTS (
       SELECT FROM unnest(r.event_ids) AS i(event_id)
-      JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id WHERE d.run_id = r.id)
+      JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
+      WHERE d.run_id = r.id OR (m.id IS NOT NULL AND d.status NOT IN {DONE_DELIVERY}))
 ), unblocked AS (
   DELETE FROM pipeline.blocks b USING gone g WHERE b.run_id = g.id
 ), settled AS (
