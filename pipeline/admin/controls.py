@@ -10,7 +10,7 @@ from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
 from pipeline.store.schema import WorkflowRow
-from pipeline.transitions import workflows
+from pipeline.transitions import starts, workflows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class WorkflowControls:
         """
         with self.db.transaction() as tx:
             before = _workflow(tx, name)
+            starts.lock_workflow(tx, name)  # a block that comes later stays
             blocks = listings.blocks(tx, name)
             workflows.resume(tx, name, by, forget_failures=bool(blocks))
         self.wake_workflow(name)

@@ -191,6 +191,22 @@ def test_an_ordered_consumer_takes_no_event_of_a_key_before_the_earlier_ones_are
         assert [row.message_id for row in offered][:1] == ["m9"]
 
 
+def test_an_ordered_consumer_that_prepared_while_a_backfill_ended_is_due_again(db: Database) -> None:
+    spec = a_workflow(db)
+    some_events(db, "m1", "m2", key="a")
+    deployed(db, joining(spec, ordered=True), page_size=1)
+    is_open = True
+    while is_open:
+        run = a_run(db, Phase.PREPARING, handler="late")
+        with db.transaction() as tx:
+            assert list(work.reservable_events(tx, run, IN, ordered=True)) == []
+            registration.backfill_page(tx, "billing", page_size=1)
+            is_open = bool(work.open_backfills(tx))
+        committed(db, claimed_next(db, _prepared_with_nothing(db, run)))
+    with db.transaction() as tx:
+        assert next(row for row in work.handler_facts(tx, "billing") if row.name == "late").has_unseen
+
+
 def _prepared_with_nothing(db: Database, run: Any) -> Any:
     with db.transaction() as tx:
         return runs.finish_prepare(tx, [PreparedRun(lease=held(run))]).only()

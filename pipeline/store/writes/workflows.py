@@ -93,22 +93,26 @@ DELETE FROM pipeline.subscriptions WHERE workflow = :workflow AND topic = :topic
 LOCK_BACKFILL = Statement[UnreadRow]("SELECT pg_advisory_xact_lock_shared(hashtext('pipeline.backfill'))")
 
 #: Deliver the next earlier events of a topic to a consumer that has joined it, in the order of the index on message
-#: ids. An ordered consumer waits for the last page, and has seen none of it when it comes.
+#: ids. An ordered consumer waits for the last page, and has seen none of it when it comes. So the last
+#: page must not be empty: one more event than a page has is read ahead.
 BACKFILL_PAGE = Statement[BackfillRow]("""
 WITH page AS MATERIALIZED (
-  SELECT e.id, e.key, e.message_id FROM pipeline.events e
-  WHERE e.workflow = :workflow AND e.topic = :topic AND e.message_id > :after AND e.id <= :until
-  ORDER BY e.message_id LIMIT :limit
+  SELECT e.id, e.key, e.message_id, row_number() OVER (ORDER BY e.message_id) <= :limit AS is_in FROM (
+    SELECT * FROM pipeline.events
+    WHERE workflow = :workflow AND topic = :topic AND message_id > :after AND id <= :until
+    ORDER BY message_id LIMIT :limit + 1
+  ) e
 ), filled AS (
   INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
-  SELECT p.id, :handler_id, :topic, p.key FROM page p ORDER BY p.id ON CONFLICT DO NOTHING RETURNING event_id
+  SELECT p.id, :handler_id, :topic, p.key FROM page p WHERE p.is_in ORDER BY p.id
+  ON CONFLICT DO NOTHING RETURNING event_id
 ), lowered AS (
   UPDATE pipeline.handlers SET low_watermark = 0, idle_snapshot = NULL
   WHERE id = :handler_id AND (SELECT count(*) FROM filled) >= 0
 )
 UPDATE pipeline.subscriptions s SET backfill_after = coalesce(p.last_id, s.backfill_after),
-  backfill_until = CASE WHEN p.number = :limit THEN s.backfill_until END
-FROM (SELECT count(*) AS number, max(message_id) AS last_id FROM page) p
+  backfill_until = CASE WHEN p.has_more THEN s.backfill_until END
+FROM (SELECT bool_or(NOT is_in) AS has_more, max(message_id) FILTER (WHERE is_in) AS last_id FROM page) p
 WHERE s.workflow = :workflow AND s.topic = :topic AND s.handler_id = :handler_id
 RETURNING s.backfill_until IS NULL AS is_done, (SELECT count(*) FROM filled) AS delivered
 """)
