@@ -16,11 +16,11 @@ SERVER_TESTS := $(addprefix tests/,embedded ingest migrations races store transi
 FAST_TESTS := $(addprefix tests/,domain workflows architecture deploy support test_config.py test_celeryconfig.py)
 REDIS_BIN ?=
 POSTGRES_BIN ?=
-# The engine's tests measure threads, memory and time: they run in separate processes, without other tests.
+# The engine's tests measure threads, memory and time: they run in separate processes, without other tests. Most wait.
 NOT_ENGINE := --ignore=tests/consumer_engine
 # The cost per item is compared with a bare loop: that test runs alone.
 OVERHEAD := tests/consumer_engine/test_overhead.py
-ENGINE := -n 2 --randomly-seed=$(SEED) --ignore=$(OVERHEAD) tests/consumer_engine
+ENGINE := -n 6 --randomly-seed=$(SEED) --ignore=$(OVERHEAD) tests/consumer_engine
 # Hundreds of Python processes start during the tests: without kept bytecode each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py

@@ -1,9 +1,8 @@
 """Calls that cannot be right are refused with a typed error, row by row, and change nothing."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
@@ -34,7 +33,6 @@ from pipeline.transitions import (
     stops,
     workflows,
 )
-from pipeline.transitions.starts import StartResult
 from tests.factories import (
     LEASE,
     NO_PAUSE,
@@ -97,18 +95,18 @@ def test_a_run_that_was_retried_with_the_same_plan_is_left_out_the_second_time(d
 def test_a_scheduler_that_comes_second_to_a_run_that_waits_starts_nothing_and_does_not_fail(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other scheduler is quicker exactly between this one's read and its write."""
+    """The other scheduler is quicker exactly between this one's first read and its lock."""
     a_workflow(db, failures=NO_PAUSE)
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
-    retry = starts.retry
 
-    def after_another(tx: Transaction, ids: Sequence[UUID]) -> StartResult:
+    def lock_after_another(tx: Transaction, workflow: str) -> None:
+        monkeypatch.undo()
         with db.transaction() as other:
-            retry(other, [run.id])
-        return retry(tx, ids)
+            assert starts.retry(other, [run.id]).runs
+        starts.lock_workflow(tx, workflow)
 
-    monkeypatch.setattr(starts, "retry", after_another)
+    monkeypatch.setattr(starts, "lock_workflow", lock_after_another)
     assert not Scheduler(db, lambda _: None, lease=LEASE).schedule(["billing"]).counts.get("runs")
 
 
