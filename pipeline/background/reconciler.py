@@ -95,10 +95,10 @@ class Reconciler:
             rows = work.mutations(tx, [mutation_id])
             if not rows:
                 return report
-            row, version = rows[0], self._unknown_version(tx, rows[0].workflow)
-            if version is not None:
-                message = self._defer_unknown(tx, row, version, deferred_until)
-        if version is not None:
+            row, is_unknown = rows[0], self._is_unknown(rows[0])
+            if is_unknown:
+                message = self._defer_unknown(tx, row, deferred_until)
+        if is_unknown:
             report.add("unknown workflow")
             if message is not None:
                 self.redispatch(message)
@@ -111,20 +111,21 @@ class Reconciler:
         return report
 
     def _defer_unknown(
-        self, tx: Transaction, row: MutationRow, version: int, deferred_until: datetime | None
+        self, tx: Transaction, row: RunMutationRow, deferred_until: datetime | None
     ) -> ReconcileMessage | None:
         """Defer an attempt that this process does not know. Return the message for a worker that does, if it is due."""
         is_due = _is_due(row, tx.clock(), deferred_until)
-        until = self._defer(tx, row, f"no worker that knows the workflow {row.workflow!r} has looked")
+        until = self._defer(tx, row, f"no worker that knows the workflow {row.workflow!r} has reconciled it")
         if until is None or not is_due:
             return None
-        return ReconcileMessage(mutation_id=str(row.id), workflow=row.workflow, version=version, deferred_until=until)
+        return ReconcileMessage(
+            mutation_id=str(row.id), workflow=row.workflow, version=row.workflow_version, deferred_until=until
+        )
 
-    def _unknown_version(self, tx: Transaction, workflow: str) -> int | None:
-        """The registered version of a workflow of which this process has no code, or older code; else None."""
-        ours, registered = self.registry.workflows.get(workflow), work.workflow(tx, workflow)
-        assert registered is not None, "a mutation is of a registered workflow"
-        return registered.version if ours is None or registered.version > ours.version else None
+    def _is_unknown(self, row: RunMutationRow) -> bool:
+        """Whether this process has no code of the mutation's workflow, or older code than is registered."""
+        ours = self.registry.workflows.get(row.workflow)
+        return ours is None or row.workflow_version > ours.version
 
     def _defer(self, tx: Transaction, row: MutationRow, why: str) -> datetime | None:
         """Leave the attempt to another worker, after those of other workflows. After too long, escalate.

@@ -65,7 +65,7 @@ def result_template(schema: Mapping[str, Any]) -> str:
 
 
 def _template(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> str:
-    schema = definitions.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    schema = _dereferenced(schema, definitions)
     if "const" in schema:
         return json.dumps(schema["const"])
     properties = schema.get("properties")
@@ -79,8 +79,13 @@ def _template(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: 
     return f"<{_type_name(schema, definitions)}>"
 
 
+def _dereferenced(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = definitions.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    return found
+
+
 def _type_name(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    schema = definitions.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    schema = _dereferenced(schema, definitions)
     if "enum" in schema:
         return "|".join(json.dumps(each) for each in schema["enum"])
     if "anyOf" in schema:

@@ -31,8 +31,10 @@ class Rename:
 def declared_renames(spec: WorkflowSpec) -> list[Rename]:
     """The renames of topics and handlers that the code declares."""
     return [
-        *(_rename(NameKind.TOPIC, topic.renamed_from, topic.name) for topic in spec.topics if topic.renamed_from),
-        *(_rename(NameKind.HANDLER, each.renamed_from, each.name) for each in spec.handlers if each.renamed_from),
+        Rename(kind=kind, former=each.renamed_from, name=each.name)
+        for kind, declared in ((NameKind.TOPIC, spec.topics), (NameKind.HANDLER, spec.handlers))
+        for each in declared
+        if each.renamed_from
     ]
 
 
@@ -44,7 +46,7 @@ def reverted_renames(
     ``current`` maps each former name to the present one.
     """
     return [
-        _rename(kind, current[name], name)
+        Rename(kind=kind, former=current[name], name=name)
         for name in declared
         if name in current and current[name] in existing and current[name] not in declared
     ]
@@ -83,7 +85,3 @@ def rename_problem(spec: WorkflowSpec) -> str | None:
         if other != rename.name:
             return f"{what} {rename.former!r}, and so is {other!r}; expected one of them"
     return None
-
-
-def _rename(kind: NameKind, former: str, name: str) -> Rename:
-    return Rename(kind=kind, former=former, name=name)

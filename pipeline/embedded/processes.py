@@ -284,7 +284,7 @@ class EmbeddedServer(ABC):
     def start(self) -> None:
         """Bring the server up on a port of its own; returns only when it answers."""
         self.prepare()
-        for _ in range(START_ATTEMPTS):  # another program may have taken the port since we looked
+        for _ in range(START_ATTEMPTS):  # another program may have taken the free port meanwhile
             self.port = free_port()
             if self._start_once():
                 return

@@ -153,12 +153,13 @@ class ShownEventsRow(Protocol):
 
 
 class RunMutationRow(MutationRow, Protocol):
-    """A mutation, with the state of its run."""
+    """A mutation, with the state of its run and the registered version of its workflow."""
 
     run_status: RunStatusText
     run_phase: PhaseText
     fence: Fence
     traceparent: str | None
+    workflow_version: int
 
 
 class SentMutationRow(MutationRow, Protocol):

@@ -315,6 +315,9 @@ class DeliveryRow(Protocol):
     failures: int = column(type_=sa.SmallInteger, default="0")
     declined: bool = column(default="false")
     suspect: bool = column(default="false")
+    #: NULL: offered in slices of the batch. Positive: being narrowed down, in slices of at most this size. Zero: it was
+    #: narrowed down and declined, and is offered in whole slices again. Negative: one of so many inputs of a request
+    #: that may be repeated under its key; they are offered together and never narrowed down.
     slice_limit: int | None
     failing_since: datetime | None
     error: str | None

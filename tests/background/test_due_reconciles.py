@@ -174,7 +174,7 @@ def test_a_doubt_that_was_reconciled_before_a_rollback_is_escalated(db: Database
     assert run.ledger()[0].status == "needs_reconcile"
     reconcile_every_minute(old, 10)
     assert run.ledger()[0].status == "indeterminate"
-    assert "no worker that knows the workflow 'shop' has looked" in str(run.ledger()[0].error)
+    assert "no worker that knows the workflow 'shop' has reconciled it" in str(run.ledger()[0].error)
     resolve_and_finish(db, run)
 
 

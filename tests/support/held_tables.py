@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
 from pipeline.domain.lock_order import LOCK_ORDER
 from pipeline.store.database import Database, Transaction
 from pipeline.store.writes import workflows
+from tests.support.row_locks import recorded_transactions
 from tests.support.wait import wait_for
 
 _PATIENCE = timedelta(minutes=1)
@@ -97,32 +98,11 @@ def _held_rows(prober: Connection, table: str) -> int:
 @contextmanager
 def recorded_tables(db: Database) -> Iterator[list[list[str]]]:
     """For each transaction, the tables of which it holds rows, in the order in which it got the first of each."""
-    transactions: list[list[str]] = []
-    current: dict[Any, list[str]] = {}
-
-    def begin(connection: Any) -> None:
-        transactions.append(current.setdefault(connection.connection.dbapi_connection, []))
-
-    def end(connection: Any) -> None:
-        current.pop(connection.connection.dbapi_connection, None)
-
-    def execute(connection: Any, *_: Any) -> None:
-        tables = current.get(connection.connection.dbapi_connection)
-        if tables is None or connection is prober:
-            return
-        tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
-
-    listeners: list[tuple[str, Callable[..., None]]] = [
-        ("begin", begin),
-        ("commit", end),
-        ("rollback", end),
-        ("after_cursor_execute", execute),
-    ]
     with db.engine.connect() as prober:
-        for name, listener in listeners:
-            event.listen(db.engine, name, listener)
-        try:
+
+        def note(connection: Any, _: str, tables: list[str]) -> None:
+            if connection is not prober:
+                tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
+
+        with recorded_transactions(db, "after_cursor_execute", note) as transactions:
             yield transactions
-        finally:
-            for name, listener in listeners:
-                event.remove(db.engine, name, listener)

@@ -40,6 +40,19 @@ def _same_level(before: str) -> str:
 @contextmanager
 def recorded_locks(db: Database) -> Iterator[list[list[str]]]:
     """For each transaction, the tables it locks explicitly, in order."""
+
+    def note(_: Any, statement: str, tables: list[str]) -> None:
+        tables += locked_tables(statement)
+
+    with recorded_transactions(db, "before_cursor_execute", note) as transactions:
+        yield transactions
+
+
+@contextmanager
+def recorded_transactions(
+    db: Database, moment: str, note: Callable[[Any, str, list[str]], None]
+) -> Iterator[list[list[str]]]:
+    """For each transaction, a list to which ``note`` adds at that moment of each of its statements."""
     transactions: list[list[str]] = []
     current: dict[Any, list[str]] = {}
 
@@ -50,13 +63,15 @@ def recorded_locks(db: Database) -> Iterator[list[list[str]]]:
         current.pop(connection.connection.dbapi_connection, None)
 
     def execute(connection: Any, _: Any, statement: str, *__: Any) -> None:
-        current.setdefault(connection.connection.dbapi_connection, []).extend(locked_tables(statement))
+        noted = current.get(connection.connection.dbapi_connection)
+        if noted is not None:
+            note(connection, statement, noted)
 
     listeners: list[tuple[str, Callable[..., None]]] = [
         ("begin", begin),
         ("commit", end),
         ("rollback", end),
-        ("before_cursor_execute", execute),
+        (moment, execute),
     ]
     for name, listener in listeners:
         event.listen(db.engine, name, listener)

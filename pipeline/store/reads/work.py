@@ -53,8 +53,9 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
 
 _MUTATIONS = Statement[RunMutationRow]("""
-SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence, r.traceparent FROM pipeline.mutations m
-JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
+SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence, r.traceparent, w.version AS workflow_version
+FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.workflows w ON w.name = m.workflow
+WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
 """)
 
 #: What a run that runs alone may see: everything pending. For an ordered consumer an event waits
