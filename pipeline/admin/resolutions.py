@@ -403,7 +403,7 @@ def _check(kind: ResolutionKind, by: Actor, result: GivenResult | None) -> None:
         raise InvalidInputError(f"A result was given with {kind}; expected it with happened only.")
     if result is None and kind is ResolutionKind.HAPPENED:
         raise InvalidInputError(
-            "It happened, and its result was not given, which `next` gets; expected --result JSON, --external-id ID, "
+            "It happened, and its result was not given; `next` needs it. Expected --result JSON, --external-id ID, "
             "or --no-result. Nothing was changed."
         )
 
