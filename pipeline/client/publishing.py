@@ -14,10 +14,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy.engine import Connection
 
-from pipeline.client.psycopg2_transaction import Psycopg2Transaction
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import json_payload
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
+from pipeline.store.connections import CallerConnection, CallerPsycopg2Connection
 from pipeline.store.database import Transaction
 from pipeline.transitions import events as event_transitions
 
@@ -86,10 +86,10 @@ def _transaction(connection: Any) -> Transaction:
     if isinstance(connection, Connection):
         _require_postgres(connection.dialect.name)
         _require_transaction(connection.connection.dbapi_connection)
-        return Transaction(connection)
+        return Transaction(CallerConnection(connection))
     if isinstance(connection, extensions.connection) and not connection.async_:
         _require_transaction(connection)
-        return Psycopg2Transaction(connection)
+        return Transaction(CallerPsycopg2Connection(connection))
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     raise InvalidInputError(
         f"Events cannot be published through a {kind}; expected a Connection or Session of SQLAlchemy, or a connection "

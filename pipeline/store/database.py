@@ -1,16 +1,16 @@
 """Statements, transactions and connections: all access to Postgres goes through here.
 
 ``Statement[RunRow]("SELECT ...")`` is the seam between SQL and Python: ``Transaction.all`` and ``first`` return rows of
-the type that the statement names, so that mypy checks every use of a column. Nothing is converted at run time. A row
-stays SQLAlchemy's own, and the row type describes it: that of a table in ``schema.py``, that of a join in ``rows.py``.
+the type that the statement names, so that mypy checks every use of a column. Nothing is converted at run time. A row is
+a named tuple, and the row type describes it: that of a table in ``schema.py``, that of a join in ``rows.py``.
 The tests compare each row that a statement returns with its type (``tests/support/row_types.py``).
 
 Every transition takes a ``Transaction``. It runs statements, keeps the transition log until it has
-committed, and never spans a call to an outside system.
+committed, and never spans a call to an outside system. How a statement reaches Postgres is in ``connections.py``.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -18,10 +18,11 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, get_args
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, TextClause, create_engine, event
+from sqlalchemy import Engine, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.pool import NullPool
 
+from pipeline.store.connections import PooledConnection, StatementRunner, is_alive, is_plan_outdated, tune
 from pipeline.telemetry import metrics, transition_log
 
 RowT = TypeVar("RowT")
@@ -74,16 +75,11 @@ _TCP_KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-#: Every statement is written for this level. The driver names it in each BEGIN, which costs no round trip. So neither
-#: the default of a server, database or role counts, nor what another client of a pooler left in the session.
-ISOLATION_LEVEL = "READ COMMITTED"
 #: A transaction that holds a lock and does not end must not stop a whole installation.
 LOCK_TIMEOUT = timedelta(seconds=10)
 SHORT_LOCK_TIMEOUT = timedelta(milliseconds=500)  #: once such a transaction was met
 _MAX_PART_LENGTH = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
 _SET_LOCK_TIMEOUT = Statement[UnreadRow]("SELECT set_config('lock_timeout', :wait, true)")
-#: A timeout that the role, the database or PGOPTIONS set is intended, and stays.
-_SET_DEFAULT_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'"
 _SET_CLOCK_OFFSET = Statement[UnreadRow]("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
 
@@ -105,6 +101,8 @@ def is_transient(error: BaseException) -> bool:
     """
     if not isinstance(error, DBAPIError):
         return isinstance(error, TimeoutError)
+    if is_plan_outdated(error):
+        return True
     state = getattr(error.orig, "pgcode", None)
     return state is None or state[:2] in _TRANSIENT_SQLSTATES
 
@@ -135,12 +133,12 @@ def is_disconnected(error: DBAPIError) -> bool:
 class Transaction:
     """One open database transaction.
 
-    It may wrap a connection of the caller. Then the caller commits, and calls ``flush_log`` after that commit
+    It may run on a connection of the caller. Then the caller commits, and calls ``flush_log`` after that commit
     to write what ``log_on_commit`` queued.
     """
 
     def __init__(
-        self, connection: Connection, *, opened_at: datetime | None = None, clock_offset: timedelta = timedelta(0)
+        self, connection: StatementRunner, *, opened_at: datetime | None = None, clock_offset: timedelta = timedelta(0)
     ) -> None:
         self.connection = connection
         self._clock_offset = clock_offset
@@ -151,13 +149,12 @@ class Transaction:
 
     def all(self, statement: Statement[RowT], /, **params: Any) -> Sequence[RowT]:
         """Return every row of the statement."""
-        rows: Sequence[Any] = self.connection.execute(statement, params).all()
-        return rows
+        return self.connection.run(statement, params)[0]
 
     def first(self, statement: Statement[RowT], /, **params: Any) -> RowT | None:
         """Return the first row, or None if there is no row."""
-        row: Any = self.connection.execute(statement, params).first()
-        return row  # type: ignore[no-any-return]
+        rows = self.all(statement, **params)
+        return rows[0] if rows else None
 
     def one(self, statement: Statement[RowT], /, **params: Any) -> RowT:
         """Return the row of a statement that always returns exactly one."""
@@ -166,7 +163,7 @@ class Transaction:
 
     def execute(self, statement: TextClause, /, **params: Any) -> int:
         """Run a statement whose rows nothing reads. Return the number of rows it changed."""
-        return self.connection.execute(statement, params).rowcount
+        return self.connection.run(statement, params)[1]
 
     def guarded(
         self, statement: Statement[RowT], rows: Sequence[Mapping[str, Any]], /, **params: Any
@@ -226,37 +223,51 @@ class Database:
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
-            isolation_level=ISOLATION_LEVEL,
             hide_parameters=True,  # an error is logged and shown to operators; its parameters are not
             connect_args={"application_name": "pipeline", "connect_timeout": 10, **_TCP_KEEPALIVE},
         )
-        engine.dialect.do_ping = _ping  # type: ignore[assignment, method-assign]
-        event.listen(engine, "connect", _tune)
-        event.listen(engine, "connect", _lock_timeout_setter(lock_timeout))
+        engine.dialect.do_ping = is_alive  # type: ignore[assignment, method-assign]
+        event.listen(engine, "connect", tune(_milliseconds(lock_timeout), is_reused=True))
         return cls(engine)
 
     @classmethod
     def connect_unpooled(cls, url: str) -> Self:
         """One connection per transaction, closed after it: for commands and for tests that fork."""
-        engine = create_engine(
-            url,
-            poolclass=NullPool,
-            isolation_level=ISOLATION_LEVEL,
-            hide_parameters=True,
-            connect_args={"connect_timeout": 10},
-        )
-        event.listen(engine, "connect", _lock_timeout_setter(LOCK_TIMEOUT))
+        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 10})
+        event.listen(engine, "connect", tune(_milliseconds(LOCK_TIMEOUT), is_reused=False))
         return cls(engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Commit on success and write the transition log; roll back on any error."""
         opened_at = datetime.now(UTC) + self.clock_offset  # noqa: TID251 - see ``Transaction.host_clock``
-        with self.engine.begin() as connection:
+        with PooledConnection(self.engine) as connection:
             tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset)
             if self.clock_offset:
                 tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
             yield tx
+            connection.commit()
+        tx.flush_log()
+
+    @contextmanager
+    def autocommit(self) -> Iterator[Transaction]:
+        """Commit each statement by itself: for work that is one statement, in one round trip instead of three.
+
+        What fails after a statement does not undo it. Through a pooler, and while the clock is moved, all statements
+        are one transaction instead: callers must be right either way.
+        """
+        opened_at = datetime.now(UTC) + self.clock_offset  # noqa: TID251 - see ``Transaction.host_clock``
+        with PooledConnection(self.engine) as connection:
+            if self.clock_offset or not connection.can_autocommit:
+                tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset)
+                if self.clock_offset:
+                    tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
+                yield tx
+                connection.commit()
+            else:
+                connection.is_autocommit = True
+                tx = Transaction(connection, opened_at=opened_at)
+                yield tx
         tx.flush_log()
 
     def advance_clock(self, by: timedelta) -> None:
@@ -271,39 +282,6 @@ class Database:
 def identity(tx: Transaction) -> str:
     """This database among all others: its server's number, which a standby shares and a dump does not, and its name."""
     return tx.one(_IDENTITY).identity
-
-
-def _ping(connection: Any) -> bool:
-    """Check a pooled connection inside the transaction that follows, whose BEGIN is then already sent.
-
-    SQLAlchemy's own ping leaves autocommit afterwards, and the driver then sends one more SET for the isolation level.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    return True
-
-
-def _tune(connection: Any, _: object) -> None:
-    """Switch JIT and sequential scans off.
-
-    Statements read rows by key in tables that may just have been filled. Compiling one costs more than
-    running it. Until the first ANALYZE the planner takes a fresh table for small, and would read it whole for
-    every row of a cohort.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute("SET jit = off; SET enable_seqscan = off")
-    connection.commit()
-
-
-def _lock_timeout_setter(lock_wait: timedelta) -> Callable[[Any, object], None]:
-    """Return a listener that lets new connections wait for a lock no longer than this."""
-
-    def bounded(connection: Any, _: object) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(_SET_DEFAULT_LOCK_TIMEOUT, (_milliseconds(lock_wait),))
-        connection.commit()
-
-    return bounded
 
 
 def _milliseconds(wait: timedelta) -> str:

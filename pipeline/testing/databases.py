@@ -57,17 +57,12 @@ def delete_all_rows(db: Database) -> None:
 def invariant_findings(tx: Transaction, *severities: Severity) -> list[Finding]:
     """List every row that breaks an invariant of these severities, of any when none is named.
 
-    Postgres plans one statement per connection that says whether there is such a row. Without it, tests would pay for
-    planning the query of each invariant again after each of their steps.
+    One statement says first whether there is such a row.
     """
     wanted = severities or tuple(Severity)
-    name = f"invariants_{'_'.join(wanted)}"
-    if name not in tx.connection.info:
-        queries = [invariant.query.text for invariant in invariants.INVARIANTS if invariant.severity in wanted]
-        broken = " OR ".join(f"EXISTS ({query})" for query in queries)
-        tx.execute(text(f"PREPARE {name} AS SELECT {broken} AS is_broken"), recent=10_000, limit=1)
-        tx.connection.info[name] = True
-    is_broken = tx.one(Statement[_CheckRow](f"EXECUTE {name}")).is_broken
+    queries = [invariant.query.text for invariant in invariants.INVARIANTS if invariant.severity in wanted]
+    broken = " OR ".join(f"EXISTS ({query})" for query in queries)
+    is_broken = tx.one(Statement[_CheckRow](f"SELECT {broken} AS is_broken"), recent=10_000, limit=1).is_broken
     return [found for found in invariants.findings(tx) if found.severity in wanted] if is_broken else []
 
 

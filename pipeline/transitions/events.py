@@ -28,6 +28,7 @@ from pipeline.transitions import audit, payload_schemas
 #: Each statement sees what is committed when it begins. Postgres treats the second as the first.
 _LEVELS_WITH_NEW_SNAPSHOTS = frozenset({"read committed", "read uncommitted"})
 _NOT_IN_DOUBT = (MutationStatus.PENDING, MutationStatus.APPLIED, MutationStatus.FAILED)
+_EVENT_IDS_END = 2**63  #: ids fit into eight bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +232,7 @@ def _act_on_delivery(
         known = [known.name for known in work.handlers(tx, workflow)]
         raise NotFoundError(f"handler of workflow {workflow!r} named", handler, known)
     key = {"event_id": event_id, "handler_id": row.id}
-    found = tx.first(event_store.LOCK_ONE, **key)
+    found = tx.first(event_store.LOCK_ONE, **key) if event_id < _EVENT_IDS_END else None
     if found is None:
         raise NotFoundError(f"event for handler {handler!r} with id", event_id)
     done = tx.first(statement, **key, **params)

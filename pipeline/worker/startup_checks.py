@@ -7,7 +7,8 @@ from typing import Protocol
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
 from pipeline.store import migrate
-from pipeline.store.database import ISOLATION_LEVEL, Database, Statement
+from pipeline.store.connections import ISOLATION_LEVEL
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads.durability import durability_findings
 from pipeline.workflows.registry import Registry
 

@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from pipeline.domain.values import Limits, NewEvent
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError
+from pipeline.store.connections import CallerConnection
 from pipeline.store.database import Database, Statement, Transaction
 from pipeline.transitions import events
 from tests.factories import IN, a_workflow
 from tests.ingest.ingest_processes import published
 from tests.ingest.redis_streams import Place, in_thread
+from tests.support.statement_events import Listener, observed
 from tests.support.wait import wait_for
 
 SHORT = timedelta(milliseconds=100)
@@ -37,7 +38,9 @@ def holding(db: Database, *ids: str) -> Iterator[None]:
     """Publish these in a transaction that stays open, as a frozen process would."""
     with db.engine.connect() as connection, connection.begin():
         events.publish(
-            Transaction(connection), "billing", [NewEvent(topic=IN, message_id=id_, payload={}) for id_ in ids]
+            Transaction(CallerConnection(connection)),
+            "billing",
+            [NewEvent(topic=IN, message_id=id_, payload={}) for id_ in ids],
         )
         yield
         connection.rollback()
@@ -50,11 +53,8 @@ def when_it_fails(db: Database, act: Callable[[], None]) -> Iterator[None]:
     def on_error(_: object) -> None:
         act()
 
-    event.listen(db.engine, "handle_error", on_error)
-    try:
+    with observed(db, Listener(failed=on_error)):
         yield
-    finally:
-        event.remove(db.engine, "handle_error", on_error)
 
 
 def stale(place: Place, ids: list[str]) -> list[str]:

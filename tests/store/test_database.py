@@ -6,12 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from pipeline.store.connections import CallerConnection
 from pipeline.store.database import Database, Statement, Transaction, encode_rows, is_transient
 from tests import factories
+from tests.support.statement_events import Listener, observed
 from tests.support.wait import wait_for
 
 PID = Statement[Any]("SELECT pg_backend_pid() AS pid")
@@ -46,16 +48,12 @@ def pid_of(tx: Transaction) -> int:
 def test_log_lines_are_written_after_the_commit_and_in_order(db: Database, log_lines: LogLines) -> None:
     order: list[str] = []
 
-    def committing(_: Connection) -> None:
+    def committing() -> None:
         order.append(f"commit after {len(log_lines())} lines")
 
-    event.listen(db.engine, "commit", committing)
-    try:
-        with db.transaction() as tx:
-            tx.log_on_commit("run.started", run_id=1)
-            tx.log_on_commit("run.claimed", run_id=1)
-    finally:
-        event.remove(db.engine, "commit", committing)
+    with observed(db, Listener(committing=committing)), db.transaction() as tx:
+        tx.log_on_commit("run.started", run_id=1)
+        tx.log_on_commit("run.claimed", run_id=1)
     assert order == ["commit after 0 lines"]
     assert log_lines() == ["run.started", "run.claimed"]
 
@@ -190,7 +188,7 @@ def test_columns_default_to_the_moved_clock(db: Database) -> None:
 
 def test_changes_and_log_lines_wait_for_the_commit_of_the_callers_connection(db: Database, log_lines: LogLines) -> None:
     with db.engine.connect() as connection:
-        tx = Transaction(connection)
+        tx = Transaction(CallerConnection(connection))
         tx.execute(INSERT, name="theirs")
         tx.log_on_commit("workflow.registered", workflow="theirs")
         assert count(db, "theirs") == 0
@@ -203,7 +201,7 @@ def test_changes_and_log_lines_wait_for_the_commit_of_the_callers_connection(db:
 
 def test_a_callers_own_connection_that_rolls_back_takes_our_rows_with_it(db: Database) -> None:
     with db.engine.connect() as connection:
-        Transaction(connection).execute(INSERT, name="theirs")
+        Transaction(CallerConnection(connection)).execute(INSERT, name="theirs")
         connection.rollback()
     assert count(db, "theirs") == 0
 

@@ -50,9 +50,9 @@ def test_every_transaction_is_read_committed_whatever_the_default(
     for _ in range(2):  # a new connection, and one from the pool
         with database.transaction() as tx:
             level = tx.one(_LEVEL)
-        assert (level.ours, level.theirs) == ("read committed", "repeatable read")
-    with database.engine.connect() as connection:
-        assert connection.scalar(text("SHOW transaction_isolation")) == "read committed"
+        assert level.ours == "read committed"
+        with database.autocommit() as tx:
+            assert tx.one(_LEVEL).ours == "read committed"
     database.dispose()
 
 
@@ -100,8 +100,6 @@ def test_the_level_costs_no_round_trip(strict_url: str) -> None:
             tx.one(_LEVEL)
         sent = [request.data for request in proxy.requests[before:]]
         database.dispose()
-    assert len(sent) == 4, sent
-    for part, data in zip(
-        (b"BEGIN ISOLATION LEVEL READ COMMITTED", b"SELECT 1", b"theirs", b"COMMIT"), sent, strict=True
-    ):
-        assert part in data
+    assert len(sent) == 2, sent
+    assert b"BEGIN ISOLATION LEVEL READ COMMITTED; EXECUTE" in sent[0]
+    assert b"COMMIT" in sent[1]

@@ -100,9 +100,8 @@ def recorded_tables(db: Database) -> Iterator[list[list[str]]]:
     """For each transaction, the tables of which it holds rows, in the order in which it got the first of each."""
     with db.engine.connect() as prober:
 
-        def note(connection: Any, _: str, tables: list[str]) -> None:
-            if connection is not prober:
-                tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
+        def note(_: Any, __: str, tables: list[str]) -> None:
+            tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
 
-        with recorded_transactions(db, "after_cursor_execute", note) as transactions:
+        with recorded_transactions(db, "after", note) as transactions:
             yield transactions

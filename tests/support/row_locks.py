@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from sqlalchemy import event
+from dataclasses import replace
+from typing import Any, Literal
 
 from pipeline.domain.lock_order import LOCK_ORDER
 from pipeline.store.database import Database
+from tests.support.statement_events import Listener, observed
 
 _LOCK = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b(?:\s+OF\s+(\w+(?:\s*,\s*\w+)*))?")
 _TABLE = re.compile(r"\bpipeline\.(\w+)(?:\s+(?:AS\s+)?(?!WHERE|JOIN|LEFT|ORDER|FOR|ON|SET)(\w+))?")
@@ -44,39 +44,28 @@ def recorded_locks(db: Database) -> Iterator[list[list[str]]]:
     def note(_: Any, statement: str, tables: list[str]) -> None:
         tables += locked_tables(statement)
 
-    with recorded_transactions(db, "before_cursor_execute", note) as transactions:
+    with recorded_transactions(db, "before", note) as transactions:
         yield transactions
 
 
 @contextmanager
 def recorded_transactions(
-    db: Database, moment: str, note: Callable[[Any, str, list[str]], None]
+    db: Database, moment: Literal["before", "after"], note: Callable[[Any, str, list[str]], None]
 ) -> Iterator[list[list[str]]]:
-    """For each transaction, a list to which ``note`` adds at that moment of each of its statements."""
+    """For each transaction, a list to which ``note`` adds before or after each of its statements."""
     transactions: list[list[str]] = []
     current: dict[Any, list[str]] = {}
 
-    def begin(connection: Any) -> None:
-        transactions.append(current.setdefault(connection.connection.dbapi_connection, []))
+    def opened(connection: Any) -> None:
+        transactions.append(current.setdefault(connection, []))
 
-    def end(connection: Any) -> None:
-        current.pop(connection.connection.dbapi_connection, None)
+    def execute(connection: Any, statement: str) -> None:
+        if connection in current:
+            note(connection, statement, current[connection])
 
-    def execute(connection: Any, _: Any, statement: str, *__: Any) -> None:
-        noted = current.get(connection.connection.dbapi_connection)
-        if noted is not None:
-            note(connection, statement, noted)
+    def closed(connection: Any) -> None:
+        current.pop(connection, None)
 
-    listeners: list[tuple[str, Callable[..., None]]] = [
-        ("begin", begin),
-        ("commit", end),
-        ("rollback", end),
-        (moment, execute),
-    ]
-    for name, listener in listeners:
-        event.listen(db.engine, name, listener)
-    try:
+    listener = Listener(opened=opened, closed=closed)
+    with observed(db, replace(listener, before=execute) if moment == "before" else replace(listener, after=execute)):
         yield transactions
-    finally:
-        for name, listener in listeners:
-            event.remove(db.engine, name, listener)

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
 
-from sqlalchemy import CursorResult, Engine, event
-
+from pipeline.store.connections import PooledConnection
 from pipeline.store.database import Statement, Transaction
 
 _MAX_ROWS = 5  #: of each result that are compared; the others come from the same columns
@@ -49,7 +48,7 @@ def fits(value: object, hint: Any) -> bool:
 def check_columns(statement: Statement[Any], columns: Sequence[str]) -> None:
     """Fail if a result lacks a column of its row type, or has one of another name in its place."""
     row_type = statement.row_type()
-    missing = [] if row_type is Any else [name for name in fields_of(row_type) if name not in columns]
+    missing = [name for name in fields_of(row_type) if name not in columns] if columns and row_type is not Any else []
     if missing:
         raise RowTypeError(f"{row_type.__name__} has {missing}; the columns are {list(columns)}, of\n{statement.text}")
 
@@ -64,32 +63,26 @@ def check_rows(statement: Statement[Any], rows: Sequence[Any]) -> None:
                 raise RowTypeError(f"{row_type.__name__}.{name} is {value!r}; expected {hint}, of\n{statement.text}")
 
 
-def _check_result(_: Any, statement: Any, *rest: Any) -> None:
-    """Check the columns of a result, as SQLAlchemy's event ``after_execute`` hands it over."""
-    result = rest[-1]
-    if isinstance(statement, Statement) and isinstance(result, CursorResult) and result.returns_rows:
-        check_columns(statement, list(result.keys()))
+def columns_of(connection: PooledConnection, statement: Statement[Any]) -> Sequence[str]:
+    """Return the columns of a prepared statement; none if this connection prepares nothing."""
+    prepared = connection._session.prepared.get(statement.text)
+    return () if prepared is None or prepared.make_row is None else prepared.make_row.__self__._fields  # type: ignore[attr-defined]
 
 
 @contextmanager
 def checked() -> Iterator[None]:
     """Check all that typed statements return in this process."""
-    plain_all, plain_first = Transaction.all, Transaction.first
+    plain_all = Transaction.all
 
     def checked_all(self: Transaction, statement: Statement[Any], /, **params: Any) -> Sequence[Any]:
         rows = plain_all(self, statement, **params)
-        check_rows(statement, rows)
+        if isinstance(statement, Statement) and isinstance(self.connection, PooledConnection):
+            check_columns(statement, columns_of(self.connection, statement))
+            check_rows(statement, rows)
         return rows
 
-    def checked_first(self: Transaction, statement: Statement[Any], /, **params: Any) -> Any:
-        row = plain_first(self, statement, **params)
-        check_rows(statement, () if row is None else (row,))
-        return row
-
-    event.listen(Engine, "after_execute", _check_result)
-    Transaction.all, Transaction.first = checked_all, checked_first  # type: ignore[method-assign]
+    Transaction.all = checked_all  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Transaction.all, Transaction.first = plain_all, plain_first  # type: ignore[method-assign]
-        event.remove(Engine, "after_execute", _check_result)
+        Transaction.all = plain_all  # type: ignore[method-assign]

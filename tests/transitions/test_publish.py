@@ -11,6 +11,7 @@ from pipeline.domain.ids import EventId
 from pipeline.domain.states import DeliveryStatus, Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
+from pipeline.store.connections import CallerConnection
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
 from pipeline.transitions import events, registration, starts
@@ -102,7 +103,7 @@ def test_one_bad_event_in_a_batch_publishes_nothing(db: Database, bad: NewEvent,
 def test_an_event_exists_if_and_only_if_the_caller_s_transaction_commits(db: Database) -> None:
     make.a_workflow(db)
     with db.engine.connect() as connection:
-        events.publish(Transaction(connection), "billing", [an_event()])
+        events.publish(Transaction(CallerConnection(connection)), "billing", [an_event()])
         connection.rollback()
     assert payloads(db) == []
     assert publish(db, an_event()).new

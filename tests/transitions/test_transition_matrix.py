@@ -108,7 +108,7 @@ def test_a_workers_transition_succeeds_only_from_the_phases_that_allow_it(
 @pytest.mark.parametrize("verb", WORKER)
 def test_a_worker_that_lost_its_run_changes_nothing_in_any_phase(db: Database, verb: str, phase: Phase) -> None:
     run = a_run(db, phase)
-    zombie: Any = SimpleNamespace(**{**run._mapping, "fence": run.fence - 1})
+    zombie: Any = SimpleNamespace(**{**run._asdict(), "fence": run.fence - 1})
     before = contents(db)
     with db.transaction() as tx, pytest.raises((StaleWriteError, NotFoundError)) as refusal:
         WORKER[verb][0](tx, zombie)

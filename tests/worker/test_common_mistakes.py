@@ -25,6 +25,7 @@ from pipeline.workflows.contexts import CURRENT_CONTEXT, ContextInputs, MutateCo
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 from tests.support.scripted_consumers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow
+from tests.support.statement_events import Listener, observed
 from tests.support.table_reads import one
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -311,16 +312,13 @@ def test_results_survive_a_short_outage_of_the_database(db: Database) -> None:
     run = shop.started(db, 3)
     failures: list[str] = []
 
-    def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+    def fail(_: Any, statement: str) -> None:
         if "mutation_outcome = 'success'" in statement and len(failures) < 2:
             failures.append(statement)
             raise OperationalError(statement, {}, Exception("the server closed the connection unexpectedly"))
 
-    sqlalchemy.event.listen(db.engine, "before_cursor_execute", fail)
-    try:
+    with observed(db, Listener(before=fail)):
         run.run()
-    finally:
-        sqlalchemy.event.remove(db.engine, "before_cursor_execute", fail)
     assert len(failures) == 2
     assert {row.status for row in run.ledger()} == {"applied"}
     assert_consumed(run, shop.orders)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import text
 
 from pipeline.background import doctor
 from pipeline.config import Settings
 from pipeline.embedded import binaries, postgres, servers
+from pipeline.store import connections
 from pipeline.store.database import Database
 from pipeline.store.reads.durability import durability_findings
 from pipeline.worker.startup_checks import UnsafeError, require_safe
@@ -74,12 +74,14 @@ def test_a_worker_refuses_a_default_of_its_role(changed: Changed) -> None:
         start(db)
 
 
-def test_a_worker_refuses_a_level_that_is_not_what_it_asks_for(changed: Changed) -> None:
+def test_a_worker_refuses_a_level_that_is_not_what_it_asks_for(
+    changed: Changed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     db = changed("default_transaction_isolation = 'serializable'")
     start(db)
-    unset = create_engine(db.engine.url, poolclass=NullPool)  # as if a proxy dropped the level of each BEGIN
+    monkeypatch.setattr(connections, "_BEGIN", "BEGIN; ")  # as if a proxy dropped the level of each BEGIN
     with pytest.raises(UnsafeError, match=r"isolation level serializable .* READ COMMITTED"):
-        start(Database(unset))
+        start(db)
 
 
 def test_every_unsafe_setting_of_a_server_is_named(

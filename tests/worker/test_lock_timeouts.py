@@ -15,6 +15,7 @@ from pipeline.client.clients import DatabaseClient, UnavailableError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.values import NewEvent
 from pipeline.store import migrate
+from pipeline.store.connections import CallerConnection
 from pipeline.store.database import Database, Transaction
 from pipeline.tasks import publish as task
 from pipeline.testing import Inline
@@ -41,7 +42,7 @@ def publishing(db: Database, topic: str, *names: str, commits: bool = True, **op
     """A service that publishes in its own transaction and stays in it, until the end of the block."""
     with db.engine.connect() as connection:
         new = [NewEvent(topic=topic, message_id=name, payload={"n": -1}) for name in names]
-        events.publish(Transaction(connection), "shop", new, **options)
+        events.publish(Transaction(CallerConnection(connection)), "shop", new, **options)
         yield
         if commits:
             connection.commit()

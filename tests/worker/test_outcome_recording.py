@@ -6,12 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event
-from sqlalchemy.engine import Connection
+from sqlalchemy import create_engine, text
 
+from pipeline.store.connections import PooledConnection
 from pipeline.store.database import Database
 from pipeline.testing import assert_consumed, scripted
 from tests.support.scripted_consumers import Shop
+from tests.support.statement_events import Listener, observed
 
 
 @pytest.fixture
@@ -42,16 +43,16 @@ def test_a_result_is_kept_while_the_database_is_read_only(db: Database, narrow: 
     until = threading.Event()
     until.set()
 
-    @event.listens_for(narrow.engine, "begin")
-    def begin(connection: Connection) -> None:
+    def begin(connection: PooledConnection) -> None:
         if not until.is_set():
-            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+            connection.run(text("SET TRANSACTION READ ONLY"), {})
 
     def turn() -> None:
         until.clear()
         threading.Timer(0.5, until.set).start()
 
-    order_during_database_trouble(narrow, turn)
+    with observed(narrow, Listener(opened=begin)):
+        order_during_database_trouble(narrow, turn)
 
 
 def test_a_result_is_kept_while_every_connection_is_taken(db: Database, narrow: Database) -> None:

@@ -1,12 +1,12 @@
 """Guards of the runtime: what each of them keeps from happening, one test for each."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from threading import Event
 from typing import Any
 
 import pytest
-import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from pipeline import Call, Connector, PrepareResult, TransientError, Workflow, mutation
@@ -27,6 +27,7 @@ from pipeline.worker.settings import WorkerPolicy
 from pipeline.worker.startup_checks import UnsafeError, require_safe
 from tests.factories import LEASE, a_run, a_workflow, claimed_next, held, some_events, the_run
 from tests.support.scripted_consumers import Shop, each_once, take_one
+from tests.support.statement_events import Listener, observed
 from tests.support.table_reads import one
 from tests.support.wait import wait_for
 from tests.support.worker_clock import Clock
@@ -65,23 +66,20 @@ class Slow(ConcurrentCalls):
 @pytest.fixture
 def failing(db: Database) -> Iterator[Callable[[str, int], list[str]]]:
     """Let the next so many statements with this text find the database away. Returns those that did."""
-    listeners: list[Any] = []
+    with ExitStack() as stack:
 
-    def fail_on(words: str, times: int) -> list[str]:
-        failed: list[str] = []
+        def fail_on(words: str, times: int) -> list[str]:
+            failed: list[str] = []
 
-        def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-            if words in statement and len(failed) < times:
-                failed.append(statement)
-                raise OperationalError(statement, {}, Exception("the server closed the connection unexpectedly"))
+            def fail(_: Any, statement: str) -> None:
+                if words in statement and len(failed) < times:
+                    failed.append(statement)
+                    raise OperationalError(statement, {}, Exception("the server closed the connection unexpectedly"))
 
-        sqlalchemy.event.listen(db.engine, "before_cursor_execute", fail)
-        listeners.append(fail)
-        return failed
+            stack.enter_context(observed(db, Listener(before=fail)))
+            return failed
 
-    yield fail_on
-    for listener in listeners:
-        sqlalchemy.event.remove(db.engine, "before_cursor_execute", listener)
+        yield fail_on
 
 
 def test_a_call_that_does_not_return_by_its_operations_timeout_is_reconciled(

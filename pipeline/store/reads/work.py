@@ -431,8 +431,8 @@ SELECT t.* FROM (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
   FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
-    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :redispatch_after
-      OR r.dispatched_at > pipeline.clock() + :redispatch_after)
+    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - CAST(:redispatch_after AS interval)
+      OR r.dispatched_at > pipeline.clock() + CAST(:redispatch_after AS interval))
 ) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
@@ -448,7 +448,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
 UNCLAIMED_RUNS = Statement[RunOfWorkflowRow](f"""
 SELECT r.id, r.workflow FROM pipeline.runs r
 WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
-  AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - :patience
+  AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - CAST(:patience AS interval)
   AND NOT EXISTS (
     SELECT FROM pipeline.runs o WHERE o.workflow = r.workflow AND o.handler_id = r.handler_id
       AND o.finished_at IS NULL AND o.lease_expires_at > pipeline.clock())

@@ -5,7 +5,8 @@ from pipeline.store.database import Statement
 from pipeline.store.schema import BreakerRow, RunRow
 
 #: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
-_IS_RECENT_CALL = f"""m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
+_IS_RECENT_CALL = f"""m.connector = :connector AND m.operation = :operation
+  AND m.sent_at > pipeline.clock() - CAST(:window AS interval)
     AND m.status <> '{MutationStatus.IN_FLIGHT}' AND m.sent_at > coalesce(
       (SELECT closed_at FROM pipeline.breakers WHERE connector = :connector AND operation = :operation), '-infinity')"""
 
@@ -25,7 +26,8 @@ WITH asked AS (
     SELECT id FROM pipeline.mutations WHERE approved_at >= asked.approved_at ORDER BY approved_at LIMIT :last) m
 ), fresh AS (
   SELECT m.id FROM pipeline.mutations m
-  WHERE m.id >= CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - :window) * 1000 AS bigint)), 12, '0')
+  WHERE m.id >= CAST(lpad(to_hex(CAST(
+      extract(epoch FROM clock_timestamp() - CAST(:window AS interval)) * 1000 AS bigint)), 12, '0')
                      || '00000000000000000000' AS uuid) AND {_IS_RECENT_CALL}
   ORDER BY m.id DESC LIMIT :last
 ), seen AS (
@@ -40,7 +42,7 @@ WITH asked AS (
 )
 INSERT INTO pipeline.breakers (connector, operation, reason, probe_every, probe_at)
 SELECT :connector, :operation, unknown || ' of the last ' || calls || ' outcomes are unknown', :probe_every,
-       pipeline.clock() + :probe_every
+       pipeline.clock() + CAST(:probe_every AS interval)
 FROM counted WHERE unknown >= :at_least AND unknown >= :share * calls
 ON CONFLICT (connector, operation) DO UPDATE
 SET reason = excluded.reason, opened_by = NULL, opened_at = excluded.opened_at, probe_every = excluded.probe_every,

@@ -257,7 +257,7 @@ WITH due AS (
   FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE pipeline.mutations m
-SET next_monitor_at = pipeline.clock() + :pause,
+SET next_monitor_at = pipeline.clock() + CAST(:pause AS interval),
   monitor_attempts = monitor_attempts + CASE WHEN :counts THEN 1 ELSE 0 END
 FROM due WHERE m.id = due.id RETURNING m.*
 """)
@@ -287,7 +287,7 @@ WHERE id = :id AND found_late_at IS NOT NULL AND acknowledged_by IS NULL RETURNI
 ESCALATE = Statement[MutationRow](f"""
 UPDATE pipeline.mutations
 SET status = '{MutationStatus.INDETERMINATE}', next_reconcile_at = NULL, error = concat_ws('; ', nullif(error, ''),
-  :reason)
+  CAST(:reason AS text))
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = '{MutationStatus.NEEDS_RECONCILE}' RETURNING *
 """)
 

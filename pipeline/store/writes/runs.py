@@ -98,7 +98,7 @@ WITH free AS (
 )
 UPDATE pipeline.runs r
 SET phase = {phase}, fence = r.fence + 1, worker = :worker,
-    lease_expires_at = pipeline.clock() + :lease, lease_duration = :lease,
+    lease_expires_at = pipeline.clock() + CAST(:lease AS interval), lease_duration = :lease,
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
@@ -308,7 +308,7 @@ _IS_UNSENT = f"""(r.phase = '{Phase.MUTATING}' AND EXISTS (
 HEARTBEAT = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
-UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + :lease)
+UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + CAST(:lease AS interval))
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 

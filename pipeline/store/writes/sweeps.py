@@ -8,7 +8,9 @@ from pipeline.store.rows import CursorRow, NameRow
 TAKE_SLOT = Statement[NameRow]("""
 INSERT INTO pipeline.sweeps (name, last_run_at) VALUES (:name, pipeline.clock())
 ON CONFLICT (name) DO UPDATE SET last_run_at = excluded.last_run_at
-WHERE sweeps.last_run_at <= pipeline.clock() - :pause OR sweeps.last_run_at > pipeline.clock() + :pause RETURNING name
+WHERE sweeps.last_run_at <= pipeline.clock() - CAST(:pause AS interval)
+  OR sweeps.last_run_at > pipeline.clock() + CAST(:pause AS interval)
+RETURNING name
 """)
 REPORT_SLOT = Command("UPDATE pipeline.sweeps SET report = CAST(:report AS jsonb) WHERE name = :name")
 CURSOR = Statement[CursorRow]("SELECT position FROM pipeline.cursors WHERE name = :name FOR UPDATE")

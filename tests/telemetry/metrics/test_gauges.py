@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from pipeline import PrepareResult, Workflow
@@ -20,6 +20,7 @@ from pipeline.admin.resolutions import Resolutions
 from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import OnUncertain
+from pipeline.store.connections import CallerConnection
 from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import gauges as reads_gauges
 from pipeline.telemetry.metrics import METRICS
@@ -30,6 +31,7 @@ from pipeline.worker.crash_points import CrashPoint
 from tests.cli import scenarios
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, some_events
 from tests.support.scripted_consumers import Shop
+from tests.support.statement_events import Listener, observed
 
 HOUR = timedelta(hours=1)
 Found = dict[str, dict[tuple[str, ...], float]]
@@ -218,7 +220,7 @@ def test_the_attention_gauge_counts_what_the_command_line_lists(db: Database) ->
 
 def test_gauges_are_read_in_a_read_only_transaction(db: Database) -> None:
     with db.engine.begin() as connection:
-        tx = Transaction(connection)
+        tx = Transaction(CallerConnection(connection))
         reads_gauges.limit_reads(tx)
         with pytest.raises(DBAPIError, match="read-only transaction"):
             breakers.open_by_operator(tx, ("mail", "send"), SOMEBODY)
@@ -227,20 +229,14 @@ def test_gauges_are_read_in_a_read_only_transaction(db: Database) -> None:
 def test_the_database_is_read_at_most_once_per_period(db: Database) -> None:
     begun: list[object] = []
 
-    def note(connection: object) -> None:
-        begun.append(connection)
-
     asked = Gauges(db, max_age=600, timeout=60)
-    event.listen(db.engine, "begin", note)
-    try:
+    with observed(db, Listener(opened=begun.append)):
         threads = [threading.Thread(target=asked.snapshot) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert [each.value for each in asked.snapshot()[UP]] == [1]
-    finally:
-        event.remove(db.engine, "begin", note)
     assert len(begun) == 1
 
 

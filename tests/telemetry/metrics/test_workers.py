@@ -32,7 +32,7 @@ def expected_counts(installation: Installation) -> dict[str, int]:
                (SELECT count(*) FROM pipeline.mutations WHERE status = 'applied') AS applied,
                (SELECT count(*) FROM pipeline.mutations WHERE status = 'applied' AND resolved_by = 'call') AS by_call
         FROM pipeline.runs""")
-    return {name: int(value or 0) for name, value in row._mapping.items()}
+    return {name: int(value or 0) for name, value in row._asdict().items()}
 
 
 def counted(seen: Scraped) -> dict[str, int]:
