@@ -24,8 +24,8 @@ EXIT_BROKEN_PIPE = 141  #: what a shell reports of a program that SIGPIPE ended
 #: What each exit code means.
 EXIT_CODES = {
     0: "done",
-    EXIT_BROKEN: "the doctor found a broken invariant, chaos found a disagreement, some of many acts were refused, or "
-    "there was more to act on than fits into one command",
+    EXIT_BROKEN: "the doctor found a broken invariant, chaos or bench found a disagreement, some of many acts were "
+    "refused, or there was more to act on than fits into one command",
     EXIT_USAGE: "wrong usage, an unknown name or id, a refused act, or wrong settings",
     EXIT_DATABASE: "the database is unreachable, or not at the version this code needs",
     EXIT_ATTENTION: "`pipeline attention --check`: something waits for an operator",
@@ -62,12 +62,13 @@ COMMANDS = {
     "breakers": "connectors:breakers",
     "breaker": "connectors:breaker",
     "chaos": "chaos:chaos",
+    "bench": "bench:bench",
     "consume": "consume:consume",
     "dev": "dev:dev",
 }
 
 #: Commands that run until they are stopped, and report by their log.
-_LOGGING_COMMANDS = frozenset({"chaos", "consume", "dev", "ingest", "metrics"})
+_LOGGING_COMMANDS = frozenset({"bench", "chaos", "consume", "dev", "ingest", "metrics"})
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="URL of the database.", show_envvar=True)

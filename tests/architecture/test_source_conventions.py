@@ -12,8 +12,8 @@ from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store import schema
 from tests.support.source_code import ROOT, label, modules, texts
 
-#: The store, and a connector whose effects are rows of somebody else's database.
-WRITERS = ("pipeline/store/writes/", "pipeline/connectors/sql/")
+#: The store, a connector whose effects are rows of somebody else's database, and rows of a benchmark's database.
+WRITERS = ("pipeline/store/writes/", "pipeline/connectors/sql/", "pipeline/bench/rows.py")
 TABLES = {table.name for table in schema.metadata.tables.values()}
 
 #: SQL that changes rows, in any case and over line breaks. Row locks and triggers are no such thing.

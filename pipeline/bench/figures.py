@@ -1,0 +1,99 @@
+"""Figures of measurements: medians, the spread of the A/A pair, ratios, and what they resolve.
+
+The A/A pair is one case that is measured twice in each repeat. Its spread is the largest ratio between the two in one
+repeat. A ratio that is no larger than this spread is noise of the machine: it is not resolved.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+Figures = Mapping[str, float]
+
+NOT_RESOLVED = "not resolved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A kind of figure: how it is shown."""
+
+    title: str
+    digits: int = 1
+
+
+#: Every figure that a case may have, in the order of the table.
+FIGURES: Mapping[str, Figure] = {
+    "runs_per_second": Figure(title="runs/s", digits=0),
+    "events_per_second": Figure(title="events/s", digits=0),
+    "p50_ms": Figure(title="p50 ms"),
+    "p95_ms": Figure(title="p95 ms"),
+    "p99_ms": Figure(title="p99 ms"),
+    "statements": Figure(title="statements", digits=2),
+    "commits": Figure(title="commits", digits=2),
+    "plans": Figure(title="planned", digits=2),
+    "worker_cpu_ms": Figure(title="worker CPU ms", digits=2),
+    "postgres_cpu_ms": Figure(title="Postgres CPU ms", digits=2),
+    "wal_bytes": Figure(title="WAL bytes", digits=0),
+    "answered_p90_s": Figure(title="answered to next, p90 s", digits=2),
+    "seconds": Figure(title="seconds", digits=2),
+    "statements_per_second": Figure(title="statements/s"),
+    "tick_seconds": Figure(title="tick s", digits=3),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One case, measured once. With a problem it has no figures."""
+
+    case: str
+    repeat: int
+    figures: Figures = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The median of some samples, between the least and the largest."""
+
+    median: float
+    least: float
+    largest: float
+
+    def text(self, digits: int) -> str:
+        """Return the median, and the range where it is one."""
+        shown = [f"{value:,.{digits}f}" for value in (self.median, self.least, self.largest)]
+        return shown[0] if shown[1] == shown[2] else f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+def ranges(samples: Sequence[Sample]) -> dict[str, Range]:
+    """Return the range of each figure over the repeats of one case; nothing if a sample has a problem."""
+    if any(sample.problems for sample in samples):
+        return {}
+    names = [name for name in FIGURES if any(name in sample.figures for sample in samples)]
+    found = {name: [sample.figures[name] for sample in samples if name in sample.figures] for name in names}
+    return {
+        name: Range(median=median(values), least=min(values), largest=max(values)) for name, values in found.items()
+    }
+
+
+def spread(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return the largest ratio of an A/A pair within one repeat, at least 1; None without a whole pair."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=False) if a > 0 and b > 0]
+    return max((max(a / b, b / a) for a, b in pairs), default=None)
+
+
+def is_resolved(ratio: float, noise: float | None) -> bool:
+    """Say whether a ratio is larger than the noise, in either direction."""
+    return noise is not None and ratio > 0 and max(ratio, 1 / ratio) > noise
+
+
+def ratio_text(ratio: float, noise: float | None) -> str:
+    """Return a ratio, marked where it is not resolved."""
+    return f"{ratio:.2f}" if is_resolved(ratio, noise) else f"{ratio:.2f}, {NOT_RESOLVED}"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value that this percentage of the values does not exceed, by the nearest rank."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]

@@ -1,0 +1,10 @@
+"""Workflows without work, as many as a variable names."""
+
+import os
+
+from pipeline.bench.workflow import measured_workflow
+from pipeline.bench.workflow import world as world  # its connector
+
+COUNT_VARIABLE = "BENCH_IDLE_WORKFLOWS"
+
+idle = [measured_workflow(f"idle{n}") for n in range(int(os.environ.get(COUNT_VARIABLE, "1")))]

@@ -1,0 +1,280 @@
+"""The installation that is measured: its servers, the processes on it, and what they cost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pipeline.bench import rows
+from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, postmaster_pid
+from pipeline.bench.workflow import DONE, WITNESS_VARIABLE
+from pipeline.chaos.nodes import NodeProcess, celery_command
+from pipeline.config import Settings
+from pipeline.domain.errors import PipelineError
+from pipeline.embedded import processes, servers
+from pipeline.embedded.servers import Servers
+from pipeline.store import migrate
+from pipeline.store.database import Database
+
+_START_TIMEOUT = 120.0
+_POLL = 0.1
+_DONE = "SELECT count(*) FROM pipeline.events WHERE workflow = %s AND topic = %s"
+
+
+class BenchError(PipelineError):
+    """The measurement could not be made."""
+
+
+class NotEmptyError(BenchError):
+    """The database holds workflows already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The processes of a measurement: workers, each with its pool, and beat."""
+
+    workers: int = 1
+    concurrency: int = 2
+    modules: str = "pipeline.bench.workflow"
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What was spent up to an instant."""
+
+    workers: float
+    postgres: float | None
+    wal: float
+
+
+class Installation:
+    """Servers to measure on, with an empty database."""
+
+    def __init__(self, urls: Servers, home: Path, *, log: Path | None) -> None:
+        self.urls, self.home = urls, home
+        self.db = Database.connect_unpooled(urls.database_url)
+        self._session = connect(urls.database_url)
+        self._log = None if log is None else StatementLog(urls.database_url, log)
+        self._postmaster = postmaster_pid(int(self.query("SELECT pg_backend_pid()")[0][0]))
+        self._names = count()
+
+    @property
+    def can_count(self) -> bool:
+        """Whether statements can be counted: the log of Postgres is within reach."""
+        return self._log is not None
+
+    def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement, in a transaction of its own."""
+        with self._session.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+            return found
+
+    def clear(self) -> None:
+        """Remove every row."""
+        with self._session.cursor() as cursor:
+            rows.clear(cursor)
+
+    def analyze(self) -> None:
+        """Give the planner statistics of the rows that are there."""
+        self.query("ANALYZE")
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+    @contextmanager
+    def counted(self) -> Iterator[LogCounts]:
+        """Count statements, commits and plans of the workers in this block; zero where that cannot be done."""
+        with self._log.counted() if self._log else nullcontext(LogCounts()) as counts:
+            yield counts
+
+    def postgres_cpu(self) -> float | None:
+        """Return the processor time of Postgres; None if it runs on another machine."""
+        return None if self._postmaster is None else cpu_seconds(self._postmaster)
+
+    def environ(self, options: FleetOptions, witness: Path) -> dict[str, str]:
+        """Return the environment of the processes: default settings, but for those that a case names."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+        return {
+            **inherited,
+            "PIPELINE_DATABASE_URL": self.urls.database_url,
+            "PIPELINE_BROKER_URL": self.urls.broker_url,
+            "PIPELINE_WORKFLOWS": options.modules,
+            WITNESS_VARIABLE: str(witness),
+            **options.settings,
+        }
+
+    @contextmanager
+    def fleet(self, options: FleetOptions) -> Iterator["Fleet"]:
+        """Start workers, beat and a publisher on an empty database; stop them at the end of the block."""
+        self.clear()
+        folder = self.home / f"fleet{next(self._names)}"
+        folder.mkdir()
+        with ExitStack() as stack:
+            yield Fleet(self, options, folder, stack)
+
+
+class Fleet:
+    """Running processes, and the orders that were published to them."""
+
+    def __init__(self, site: Installation, options: FleetOptions, folder: Path, stack: ExitStack) -> None:
+        self.site, self.folder, self.options = site, folder, options
+        self.witness = folder / "witness"
+        self.published: Counter[str] = Counter()  #: orders, by workflow
+        self._environ = site.environ(options, self.witness)
+        self._stack = stack
+        self._last_order = count()
+        self.workers = [self.start_worker(n) for n in range(options.workers)]
+        self.beat = self._start("beat", celery_command("beat", "--schedule", str(folder / "schedule")))
+        self._publisher = self._start_publisher()
+        self.wait(lambda: all((folder / node.name).exists() for node in self.workers), "the workers to start")
+
+    def start_worker(self, number: int) -> NodeProcess:
+        """Start a worker; its file of liveness is there once it takes messages."""
+        options = (f"--hostname=worker{number}@bench", f"--concurrency={self.options.concurrency}")
+        return self._start(f"worker{number}", celery_command("worker", *options))
+
+    def publish(self, workflow: str, number: int, *payloads: Any) -> list[str]:
+        """Publish so many orders in one transaction. Return their names."""
+        return self._publish("publish", workflow, number, payloads)
+
+    def pace(self, workflow: str, number: int, rate: float, *payloads: Any) -> list[str]:
+        """Publish so many orders at a rate. Return their names."""
+        return self._publish("pace", workflow, number, payloads, rate=rate)
+
+    def wake(self, workflow: str) -> None:
+        """Send the wake-up message of a workflow."""
+        self._command("wake", workflow=workflow)
+
+    def wait_until_done(self, *, within: float = 600.0) -> None:
+        """Wait until each published order is done."""
+        for workflow, number in self.published.items():
+            self.wait(
+                lambda workflow=workflow, number=number: self.done(workflow) >= number,  # type: ignore[misc]
+                f"{number} orders of {workflow}",
+                within=within,
+            )
+
+    def done(self, workflow: str) -> int:
+        """Return how many orders of a workflow are done."""
+        return int(self.site.query(_DONE, workflow, DONE)[0][0])
+
+    def costs(self) -> Costs:
+        """Return what the workers, Postgres and its WAL have cost up to now."""
+        ((wal,),) = self.site.query("SELECT pg_current_wal_insert_lsn() - '0/0'")
+        pids = [node.process.pid for node in self.workers]
+        return Costs(workers=cpu_seconds(*pids), postgres=self.site.postgres_cpu(), wal=float(wal))
+
+    def wait(self, condition: Callable[[], bool], what: str, *, within: float = _START_TIMEOUT) -> None:
+        """Wait for a fact while every process lives."""
+        deadline, pause = time.monotonic() + within, threading.Event()
+        while not condition():
+            for node in (*self.workers, self.beat):
+                if node.has_ended:
+                    raise BenchError(f"{node.name} ended during the wait for {what}:\n{node.log_tail()}")
+            if time.monotonic() > deadline:
+                raise BenchError(f"Waited {within:g} s in vain for {what}.")
+            pause.wait(_POLL)
+
+    def stop(self) -> None:
+        """Stop the workers and beat in order."""
+        nodes = (*self.workers, self.beat)
+        for node in nodes:
+            node.ask_to_stop()
+        for node in nodes:
+            node.wait_and_end()
+
+    def _start(self, name: str, command: Sequence[str]) -> NodeProcess:
+        environ = {**self._environ, "PIPELINE_LIVENESS_FILE": str(self.folder / name)}
+        node = NodeProcess(name, command, environ, self.folder / f"{name}.log")
+        self._stack.callback(node.end)
+        return node
+
+    def _start_publisher(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "pipeline.bench.publisher"]
+        process = self._stack.enter_context(
+            subprocess.Popen(
+                command,
+                env=self._environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stack.enter_context((self.folder / "publisher.log").open("wb")),
+                text=True,
+                start_new_session=True,
+            )
+        )
+        self._stack.callback(process.send_signal, signal.SIGKILL)
+        return process
+
+    def _publish(self, what: str, workflow: str, number: int, payloads: Sequence[Any], **more: Any) -> list[str]:
+        orders = [f"order-{next(self._last_order):08}" for _ in range(number)]
+        self._command(what, workflow=workflow, orders=orders, payloads=payloads or [{}], **more)
+        self.published[workflow] += number
+        return orders
+
+    def _command(self, what: str, **arguments: Any) -> None:
+        assert self._publisher.stdin is not None
+        assert self._publisher.stdout is not None
+        self._publisher.stdin.write(json.dumps({"do": what, "with": arguments}) + "\n")
+        self._publisher.stdin.flush()
+        if self._publisher.stdout.readline() != "\n":
+            raise BenchError(f"The publisher failed:\n{processes.tail(self.folder / 'publisher.log')}")
+
+
+@contextmanager
+def embedded(home: Path | None = None) -> Iterator[Installation]:
+    """Start servers of the benchmark's own, with an empty database. They are removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=home)).resolve()
+    folder.chmod(0o711)  # Postgres may run under another account
+    ignored = ("_DATABASE_URL", "_BROKER_URL")
+    clean = {name: value for name, value in os.environ.items() if not name.endswith(ignored)}
+    try:
+        with servers.running(folder / "servers", clean) as urls:
+            migrate.upgrade(Database.connect_unpooled(urls.database_url))
+            with closing(Installation(urls, folder, log=folder / "servers" / "postgres.log")) as site:
+                yield site
+    finally:
+        servers.remove(folder / "servers")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def configured(environ: Mapping[str, str] = os.environ) -> Iterator[Installation]:
+    """Measure on the configured servers. Refuse a database that has workflows; leave it empty."""
+    settings = Settings.load(environ)
+    urls = Servers(database_url=settings.database_url, broker_url=settings.broker_url)
+    migrate.require_current(Database.connect_unpooled(urls.database_url))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        closing(Installation(urls, Path(folder), log=None)) as site,
+    ):
+        refuse_workflows(site)
+        try:
+            yield site
+        finally:
+            site.clear()
+
+
+def refuse_workflows(site: Installation) -> None:
+    """Raise an error if the database has workflows."""
+    names = [name for (name,) in site.query("SELECT name FROM pipeline.workflows ORDER BY name LIMIT 3")]
+    if names:
+        raise NotEmptyError(
+            f"The configured database holds workflows ({', '.join(names)}), and the benchmark removes every row. "
+            "Expected a migrated database without workflows. Point PIPELINE_DATABASE_URL and PIPELINE_BROKER_URL at an "
+            "empty one, or leave out --here to use servers of the benchmark's own."
+        )

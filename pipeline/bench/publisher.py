@@ -1,0 +1,71 @@
+"""The service that publishes orders: a process of its own, which takes commands as lines of JSON.
+
+It publishes in a transaction of its own and sends the wake-up message after it, as the guide for publishers says. Its
+session in Postgres has the name of the benchmark, so that its statements do not count as the workers'.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import Engine, create_engine
+
+from pipeline.bench.counters import OWN
+from pipeline.client import publish
+from pipeline.config import Settings
+from pipeline.tasks import messages
+
+
+class Publisher:
+    """Publishes orders at once or at a rate."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commands: Mapping[str, Callable[..., None]] = {
+            "publish": self.publish,
+            "pace": self.pace,
+            "wake": self.wake,
+        }
+
+    def run(self, command: Mapping[str, Any]) -> None:
+        """Do what a line asks for."""
+        self._commands[command["do"]](**command["with"])
+
+    def publish(self, workflow: str, orders: list[str], payloads: list[Any]) -> None:
+        """Publish all orders in one transaction. Payloads are repeated in turn."""
+        new = [
+            {"topic": "orders", "message_id": order, "payload": payloads[n % len(payloads)]}
+            for n, order in enumerate(orders)
+        ]
+        with self._engine.begin() as connection:
+            publish(connection, workflow, new)
+
+    def pace(self, workflow: str, orders: list[str], payloads: list[Any], rate: float) -> None:
+        """Publish one order after the other at a rate, whether or not earlier ones are done (an open loop)."""
+        pause, begun = threading.Event(), time.monotonic()
+        for n, order in enumerate(orders):
+            pause.wait(max(0.0, begun + n / rate - time.monotonic()))
+            self.publish(workflow, [order], [payloads[n % len(payloads)]])
+            self.wake(workflow)
+
+    def wake(self, workflow: str) -> None:
+        """Send the wake-up message."""
+        messages.wake_workflow(workflow)
+
+
+def main() -> None:
+    """Answer each line with an empty line once it is done."""
+    url = Settings.load(os.environ).database_url
+    publisher = Publisher(create_engine(url, connect_args={"application_name": OWN}))
+    for line in sys.stdin:
+        publisher.run(json.loads(line))
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

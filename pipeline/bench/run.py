@@ -1,0 +1,121 @@
+"""``pipeline bench``: measure cases in turns, repeat them in another order, and compare them."""
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.bench import figures
+from pipeline.bench.cases import AA_PAIR, Case
+from pipeline.bench.figures import Range, Sample
+from pipeline.bench.installation import Installation
+
+_SETTINGS = "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', 'synchronous_commit')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """All samples of a run, and the machine that they were taken on."""
+
+    cases: Sequence[Case]
+    samples: Sequence[Sample]
+    machine: str
+
+    @property
+    def problems(self) -> list[str]:
+        """What the gates found, with the case and the repeat."""
+        return [
+            f"{sample.case}, repeat {sample.repeat + 1}: {problem}"
+            for sample in self.samples
+            for problem in sample.problems
+        ]
+
+    @property
+    def spread(self) -> float | None:
+        """The spread of the A/A pair."""
+        first, second = ([self._values(sample, "runs_per_second") for sample in self.of(name)] for name in AA_PAIR)
+        return figures.spread(first, second)
+
+    def of(self, case: str) -> list[Sample]:
+        """Return the samples of a case, in the order of the repeats."""
+        return sorted((sample for sample in self.samples if sample.case == case), key=lambda sample: sample.repeat)
+
+    def ranges(self, case: str) -> dict[str, Range]:
+        """Return the figures of a case over its repeats; none if a gate was closed."""
+        return figures.ranges(self.of(case))
+
+    def ratio(self, case: Case) -> float | None:
+        """Return how a case compares with the one it is compared with; None if one of them has no figure."""
+        own, other = self.ranges(case.name).get(case.figure), self.ranges(case.against).get(case.figure)
+        return own.median / other.median if own and other and other.median else None
+
+    @staticmethod
+    def _values(sample: Sample, figure: str) -> float:
+        return 0.0 if sample.problems else sample.figures.get(figure, 0.0)
+
+
+def run(
+    site: Installation,
+    cases: Sequence[Case],
+    *,
+    repeats: int,
+    runs: int | None,
+    report: Callable[[str, int], object] = lambda _text, _done: None,
+) -> BenchResult:
+    """Measure every case in each repeat. The order is rotated, so that no case is always first."""
+    samples: list[Sample] = []
+    for repeat in range(repeats):
+        for case in rotated(cases, repeat):
+            report(f"{case.title}, repeat {repeat + 1} of {repeats}", len(samples))
+            samples.append(case.measure(site, repeat, runs))
+    return BenchResult(cases=cases, samples=samples, machine=describe_machine(site))
+
+
+def rotated(cases: Sequence[Case], by: int) -> list[Case]:
+    """Return the cases in another order for each repeat."""
+    first = by % len(cases)
+    return [*cases[first:], *cases[:first]]
+
+
+def describe_machine(site: Installation) -> str:
+    """Describe the machine, its load and the settings of Postgres that matter."""
+    found = dict(site.query(_SETTINGS))
+    return (
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}, Postgres {found['server_version']}, fsync {found['fsync']}, "
+        f"synchronous_commit {found['synchronous_commit']}"
+    )
+
+
+def as_dict(result: BenchResult) -> dict[str, Any]:
+    """Return a result as JSON."""
+    noise = result.spread
+    return {
+        "machine": result.machine,
+        "spread": noise,
+        "problems": result.problems,
+        "cases": [
+            {
+                "name": case.name,
+                "title": case.title,
+                "figures": {
+                    name: {"median": found.median, "least": found.least, "largest": found.largest}
+                    for name, found in result.ranges(case.name).items()
+                },
+                "against": case.against or None,
+                "ratio": (ratio := result.ratio(case)),
+                "is_resolved": None if ratio is None else figures.is_resolved(ratio, noise),
+            }
+            for case in result.cases
+        ],
+        "samples": [
+            {
+                "case": sample.case,
+                "repeat": sample.repeat,
+                "figures": dict(sample.figures),
+                "problems": list(sample.problems),
+            }
+            for sample in result.samples
+        ],
+    }
