@@ -500,6 +500,19 @@ END
 $$
     """,
     """
+CREATE FUNCTION pipeline.require_inputs(run uuid, owned bigint, expected integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF owned <> expected THEN
+    RAISE EXCEPTION 'run % owns % of its % reserved events', run, owned, expected
+      USING ERRCODE = 'integrity_constraint_violation', CONSTRAINT = 'commit_owns_inputs', DETAIL = run::text,
+        HINT = format('owner of %s of its %s reserved events', owned, expected);
+  END IF;
+  RETURN owned;
+END
+$$
+    """,
+    """
 CREATE FUNCTION pipeline.refuse_release() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF EXISTS (
@@ -604,6 +617,7 @@ FUNCTIONS = (
     "refuse_skip",
     "refuse_transfer",
     "refuse_release",
+    "require_inputs",
     "refuse",
     "routes",
     "oldest_compatible_code",

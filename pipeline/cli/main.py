@@ -121,11 +121,11 @@ class _CheckedDatabase(Database):
     is_checked = False
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:
         if not self.is_checked:
             migrate.require_current(self)
             self.is_checked = True
-        with super().transaction() as tx:
+        with super().transaction(is_autocommit=is_autocommit) as tx:
             yield tx
 
 

@@ -11,7 +11,7 @@ committed, and never spans a call to an outside system. How a statement reaches 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import GenericAlias
@@ -238,10 +238,11 @@ class Database:
         return cls(engine)
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:
         """Commit on success and write the transition log; roll back on any error."""
         opened_at = datetime.now(UTC) + self.clock_offset  # noqa: TID251 - see ``Transaction.host_clock``
         with PooledConnection(self.engine) as connection:
+            connection.is_autocommit = is_autocommit and connection.can_autocommit and not self.clock_offset
             tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset)
             if self.clock_offset:
                 tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
@@ -249,26 +250,13 @@ class Database:
             connection.commit()
         tx.flush_log()
 
-    @contextmanager
-    def autocommit(self) -> Iterator[Transaction]:
+    def autocommit(self) -> AbstractContextManager[Transaction]:
         """Commit each statement by itself: for work that is one statement, in one round trip instead of three.
 
         What fails after a statement does not undo it. Through a pooler, and while the clock is moved, all statements
         are one transaction instead: callers must be right either way.
         """
-        opened_at = datetime.now(UTC) + self.clock_offset  # noqa: TID251 - see ``Transaction.host_clock``
-        with PooledConnection(self.engine) as connection:
-            if self.clock_offset or not connection.can_autocommit:
-                tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset)
-                if self.clock_offset:
-                    tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
-                yield tx
-                connection.commit()
-            else:
-                connection.is_autocommit = True
-                tx = Transaction(connection, opened_at=opened_at)
-                yield tx
-        tx.flush_log()
+        return self.transaction(is_autocommit=True)
 
     def advance_clock(self, by: timedelta) -> None:
         """Move this pool's clock forward. Tests travel in time with it; production never calls it."""

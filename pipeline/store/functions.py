@@ -16,6 +16,8 @@ _KEEPS_INPUTS = sql_list(
 )
 _IS_SKIPPED = f"r.mutation_outcome = '{MutationOutcome.SKIPPED}'"
 
+COMMIT_OWNS_INPUTS = "commit_owns_inputs"
+
 CLOCK = """
 CREATE FUNCTION pipeline.clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
   SELECT transaction_timestamp()
@@ -72,6 +74,21 @@ CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation',
     CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+END
+$$
+"""
+
+#: A commit that does not consume exactly what its run has reserved would lose or repeat an event.
+REQUIRE_INPUTS = f"""
+CREATE FUNCTION pipeline.require_inputs(run uuid, owned bigint, expected integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF owned <> expected THEN
+    RAISE EXCEPTION 'run % owns % of its % reserved events', run, owned, expected
+      USING ERRCODE = 'integrity_constraint_violation', CONSTRAINT = '{COMMIT_OWNS_INPUTS}', DETAIL = run::text,
+        HINT = format('owner of %s of its %s reserved events', owned, expected);
+  END IF;
+  RETURN owned;
 END
 $$
 """
@@ -175,6 +192,7 @@ BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, OLDEST
 AFTER_TABLES: tuple[str, ...] = (
     ROUTES,
     REFUSE,
+    REQUIRE_INPUTS,
     REFUSE_RELEASE,
     REFUSE_TRANSFER,
     REFUSE_SKIP,

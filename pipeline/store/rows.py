@@ -6,7 +6,7 @@ whose rows it returns.
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
@@ -87,6 +87,7 @@ class ClaimedRunRow(RunRow, Protocol):
     handler: str
     handler_uid: UUID
     inputs: Any  #: uids of topics and message ids of the pinned events, for the mutate task
+    offered_events: Any  #: the slice of the run, for the prepare task (``work.offered_events``)
     handler_state: Any
     ordered: bool
     low_watermark: int
@@ -104,9 +105,8 @@ class StartedRunRow(RunRow, Protocol):
 
 
 class CommittedRunRow(RunRow, Protocol):
-    """A run that was committed, with the number of inputs it consumed and of events it published."""
+    """A run that was committed, with the number of events it published."""
 
-    consumed_count: int
     published_count: int
 
 
@@ -219,6 +219,20 @@ class SliceLimitRow(Protocol):
     """In how large a slice an event may be offered."""
 
     slice_limit: int | None
+
+
+class OfferedEvent(NamedTuple):
+    """An event of the slice that a run was offered, as its claim returns it."""
+
+    id: EventId
+    topic: str
+    message_id: str
+    key: str | None
+    title: str | None
+    payload: Any
+    traceparent: str | None
+    created_at: datetime
+    failures: int
 
 
 class OfferedEventRow(PendingEventRow, Protocol):

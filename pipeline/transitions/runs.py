@@ -13,12 +13,15 @@ from decimal import Decimal
 from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
+from sqlalchemy.exc import IntegrityError
+
 from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
 from pipeline.domain.ids import RunId
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease, RunOutput
 from pipeline.store.database import Statement, Transaction, encode_rows
+from pipeline.store.functions import COMMIT_OWNS_INPUTS
 from pipeline.store.reads import work
 from pipeline.store.rows import ClaimedRunRow, CommittedRunRow
 from pipeline.store.schema import RunRow
@@ -85,7 +88,6 @@ def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpa
         )
     unclaimed = sorted({row.handler_id for row in claimed if row.is_unclaimed})
     if unclaimed:  # a worker knows them after all
-        tx.all(handler_store.LOCK_HANDLER_STATES, ids=unclaimed)
         tx.execute(handler_store.CLEAR_UNCLAIMED, ids=unclaimed)
     idle = sum(_has_nothing_to_mutate(row, target) for row in found)
     return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=unknown, idle_count=idle)
@@ -134,8 +136,6 @@ def commit(
     replace what newer code merges.
     """
     landing = _commit(tx, event_store.COMMIT, cohort, Phase.EMITTING, limits)
-    for run in landing.updated:
-        _refuse_lost_inputs(run)
     _save_states(tx, cohort, landing, merge or {}, limits, exclusive_handlers)
     return landing
 
@@ -204,7 +204,10 @@ def _commit(
 ) -> BatchResult[CommittedRunRow]:
     published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.lease.run_id)]
     rows = [_emitted_row(item, limits) for item in cohort]
-    landed = tx.guarded(statement, rows, events=encode_rows(published))
+    try:
+        landed = tx.guarded(statement, rows, events=encode_rows(published))
+    except IntegrityError as error:
+        raise _lost_inputs_error(error) or error from error
     topics = {item.lease.run_id: [event.topic for event in item.events] for item in cohort}
     for run in landed:
         new = run.published_count
@@ -254,18 +257,15 @@ def _save_states(
         tx.execute(handler_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
 
 
-def _refuse_lost_inputs(run: CommittedRunRow) -> None:
-    """A commit that does not consume exactly what it reserved would lose or repeat an event."""
-    skipped = run.mutation_outcome == MutationOutcome.SKIPPED
-    expected = 0 if skipped else len(run.event_ids)
-    if run.consumed_count != expected:
-        raise IllegalTransitionError(
-            "run",
-            run.id,
-            verb="commit",
-            found=f"owner of {run.consumed_count} of its {expected} reserved events",
-            allowed=["owner of every event it reserved"],
-        )
+def _lost_inputs_error(error: IntegrityError) -> IllegalTransitionError | None:
+    """Why a commit was refused by ``pipeline.require_inputs``; None if something else was refused."""
+    about: Any = error.orig
+    if about.diag.constraint_name != COMMIT_OWNS_INPUTS:
+        return None
+    run_id, found = UUID(about.diag.message_detail), about.diag.message_hint
+    return IllegalTransitionError(
+        "run", run_id, verb="commit", found=found, allowed=["owner of every event it reserved"]
+    )
 
 
 def _prepared_row(item: PreparedRun, limits: Limits) -> dict[str, Any]:

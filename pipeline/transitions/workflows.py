@@ -23,7 +23,6 @@ def clear_unclaimed(tx: Transaction, workflow: str, names: Collection[str]) -> N
     """Let unclaimed handlers run again, since a worker that knows them has started."""
     ids = sorted(row.id for row in work.handlers(tx, workflow) if row.name in names and row.retry_at is not None)
     if ids:
-        tx.all(handler_store.LOCK_HANDLER_STATES, ids=ids)
         tx.execute(handler_store.CLEAR_UNCLAIMED, ids=ids)
 
 

@@ -7,12 +7,11 @@ import functools
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.domain.errors import LogicError, PayloadError
@@ -25,7 +24,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, Reservation, RunLease
 from pipeline.domain.values import PreparedRun as Plan
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.store.rows import ClaimedRunRow, PendingEventRow
+from pipeline.store.rows import ClaimedRunRow, OfferedEvent, PendingEventRow
 from pipeline.store.schema import RunRow
 from pipeline.telemetry import phase_observer
 from pipeline.workflows.authoring import Consumer, Producer
@@ -50,6 +49,8 @@ from pipeline.workflows.handler_types import (
 from pipeline.workflows.registry import Registry, first_slot
 
 log = logging.getLogger(__name__)
+
+PendingEvent = OfferedEvent | PendingEventRow
 
 _RESULT_STATUSES = {
     MutationOutcome.SUCCESS: ResultStatus.APPLIED,
@@ -91,16 +92,8 @@ class Phases:
         steps: StepRunner = self._local.steps
         return steps
 
-    def slices(self, runs: Sequence[RunRow]) -> Mapping[UUID, Sequence[PendingEventRow]]:
-        """The events that each run of a cohort was offered, in one read. A run that runs alone reads for itself."""
-        offered = [run.id for run in runs if run.offered is not None]
-        if not offered:
-            return {}
-        with self.db.transaction() as tx:
-            return work.slices(tx, offered)
-
-    def prepare(self, run: ClaimedRunRow, offered: Sequence[PendingEventRow] | None = None) -> Plan | Failure:
-        """Ask a consumer what it wants to do."""
+    def prepare(self, run: ClaimedRunRow, offered: Sequence[PendingEvent] | None) -> Plan | Failure:
+        """Ask a consumer what it wants to do with the events it was offered; None: with all of its events."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         reader = _Reader(self.db, run, offered)
         context = PrepareContext(self._context_inputs(run), consumer.subscribes, reader)
@@ -211,17 +204,17 @@ class Phases:
 
 
 class _Reader:
-    """How a prepare reads: its slice, which was fetched with its cohort's, or a short transaction for each read."""
+    """How a prepare reads: its slice, which came with the claim, or a statement for each read."""
 
-    def __init__(self, db: Database, run: ClaimedRunRow, offered: Sequence[PendingEventRow] | None) -> None:
+    def __init__(self, db: Database, run: ClaimedRunRow, offered: Sequence[PendingEvent] | None) -> None:
         self.db, self.run, self.offered = db, run, offered
         self.shown_ids: list[EventId] = []  #: what was shown to a prepare that chooses among all events
-        self._rows: Sequence[Any] = offered or ()
+        self._rows: Sequence[Any] = self.offered or ()
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]:
         if self.offered is not None:
             return [row for row in self.offered if row.topic == topic][:limit]
-        with self.db.transaction() as tx:
+        with self.db.autocommit() as tx:
             rows = work.reservable_events(
                 tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
             )
@@ -235,8 +228,16 @@ class _Reader:
         return [row for row in self._rows if row.id in ids]
 
     def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]:
-        with self.db.transaction() as tx:
+        with self.db.autocommit() as tx:
             return work.delivered_events(tx, self.run.handler_id, topic, ids)
+
+
+def offered_events(run: ClaimedRunRow) -> Sequence[OfferedEvent] | None:
+    """The events that a run was offered; None for a run that chooses among all events of its consumer."""
+    if run.offered_events is None:
+        return None
+    rows = map(OfferedEvent._make, run.offered_events)
+    return [row._replace(created_at=datetime.fromisoformat(str(row.created_at))) for row in rows]
 
 
 def saved_plan(run: RunRow) -> Prepared:

@@ -34,7 +34,7 @@ from pipeline.transitions.runs import Claims
 from pipeline.transitions.stops import StoppedRun
 from pipeline.worker.crash_points import CrashPoint, reach
 from pipeline.worker.leases import Leases
-from pipeline.worker.phases import Phases, lease_of
+from pipeline.worker.phases import Phases, lease_of, offered_events
 from pipeline.worker.sender import MutationSender, MutationToSend
 from pipeline.worker.settings import HandlerDurations, WorkerPolicy
 from pipeline.workflows.registry import Registry
@@ -84,10 +84,9 @@ class Runner:
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
         """Select and reserve inputs."""
         with self._claim(PhaseTask.PREPARE, ids, CrashPoint.PREPARE_CLAIMED) as claims:
-            offered = self.phases.slices(claims.claimed)
             plans, failed, rest = self._call_each(
                 claims.claimed,
-                lambda run: self.phases.prepare(run, offered.get(run.id)),
+                lambda run: self.phases.prepare(run, offered_events(run)),
                 PreparedRun,
                 PhaseTask.PREPARE,
             )
@@ -158,7 +157,7 @@ class Runner:
     def _claim(self, task: PhaseTask, ids: Sequence[UUID], point: CrashPoint) -> Iterator[Claims]:
         """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
         with ExitStack() as last:
-            with self.db.transaction() as tx:
+            with self.db.autocommit() as tx:
                 claims = runs.claim(
                     tx,
                     task,
@@ -259,7 +258,8 @@ class Runner:
         rest: Sequence[RunLease],
         lock_wait: timedelta | None = None,
     ) -> Sequence[RunRow]:
-        with self.db.transaction() as tx:
+        is_one_statement = not (failed or rest or lock_wait or phase_observer.is_timed()) and _is_stateless(items)
+        with self.db.autocommit() if is_one_statement else self.db.transaction() as tx:
             if lock_wait is not None:
                 tx.set_lock_timeout(lock_wait)
             if failed:
@@ -331,6 +331,11 @@ class Runner:
             for run in claimed
         }
         return {handler: merge for handler, merge in found.items() if merge is not None}
+
+
+def _is_stateless(items: Sequence[PreparedRun | RunOutput]) -> bool:
+    """Whether none of these saves a state, which is a second statement."""
+    return not any(isinstance(item, RunOutput) and item.has_state for item in items)
 
 
 def _has_overlap(tx: Transaction, workflow: str) -> bool:

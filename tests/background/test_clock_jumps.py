@@ -30,7 +30,7 @@ class JumpingDatabase(Database):
     jump = timedelta(0)
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:  # noqa: ARG002 - one transaction
         with super().transaction() as tx:
             tx.all(_SET_OFFSET, offset=interval(self.clock_offset + self.jump))
             yield tx

@@ -23,7 +23,7 @@ class CrashingDatabase(Database):
         self.transactions = 0
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:  # noqa: ARG002 - one transaction
         self.transactions += 1
         number = self.transactions
         with super().transaction() as tx:

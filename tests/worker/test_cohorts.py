@@ -257,10 +257,10 @@ class Flaky(Database):
 
     down = False
 
-    def transaction(self) -> Any:
+    def transaction(self, *, is_autocommit: bool = False) -> Any:
         if self.down:
             raise OperationalError("SELECT 1", {}, Exception("the server closed the connection"))
-        return super().transaction()
+        return super().transaction(is_autocommit=is_autocommit)
 
 
 @pytest.mark.parametrize("phase", ["prepare", "mutate", "next"])

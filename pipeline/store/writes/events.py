@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy.dialects import postgresql
 
-from pipeline.domain.states import DeliveryStatus, MutationStatus, Phase, RunStatus
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import NewEvent
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
@@ -74,7 +74,7 @@ _BEGAN_AT = f"""CASE WHEN held.retry_of IS NULL THEN held.created_at ELSE (
 
 
 #: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
-#: emitted, consume what it reserved (what an operator skipped stays skipped), forget the handler's
+#: emitted, consume exactly what it reserved (what an operator skipped stays skipped), forget the handler's
 #: failures, and let an ordered consumer that was idle behind a key of this run prepare again. ``caused_by``
 #: is the set of root events of the run's inputs. A commit that publishes nothing waits for no deploy.
 #: A commit ends the time in which a handler fails. A run that began earlier proves nothing, nor does one that took no
@@ -98,10 +98,11 @@ WITH requested AS (
     AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{phase}' AND h.kind = '{kind}'
     AND (SELECT count(*) FROM routes) >= 0
   ORDER BY r.id FOR NO KEY UPDATE OF r
+), misdirected AS (
+  SELECT g.run FROM emitted g JOIN locked l ON l.id = g.run
+  LEFT JOIN routes t ON t.workflow = l.workflow AND t.name = g.topic WHERE t.name IS NULL
 ), held AS (
-  SELECT l.* FROM locked l WHERE NOT EXISTS (
-    SELECT FROM emitted g
-    WHERE g.run = l.id AND NOT EXISTS (SELECT FROM routes t WHERE t.workflow = l.workflow AND t.name = g.topic))
+  SELECT l.* FROM locked l WHERE l.id <> ALL(ARRAY(SELECT run FROM misdirected))
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.COMMITTED}', status = '{RunStatus.COMMITTED}', finished_at = pipeline.clock(),
@@ -113,17 +114,15 @@ WITH requested AS (
   SELECT h.id, h.handler_id, input.event_id FROM held h, unnest(h.event_ids) AS input(event_id)
 ), consumed AS (
   UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.CONSUMED}'
-  FROM inputs i
-  WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.id
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM inputs)) AND d.run_id = ANY(ARRAY(SELECT id FROM held))
     AND d.status = '{DeliveryStatus.RESERVED}'
   RETURNING d.run_id
 ), roots AS (
-  SELECT e.run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
-  FROM (SELECT DISTINCT g.run FROM emitted g) e
-  JOIN inputs n ON n.id = e.run
-  JOIN pipeline.events i ON i.id = n.event_id,
+  SELECT n.id AS run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
+  FROM inputs n JOIN pipeline.events i ON i.id = n.event_id,
   unnest(CASE WHEN i.caused_by = '{{}}' THEN ARRAY[i.id] ELSE i.caused_by END) AS root(id)
-  GROUP BY e.run
+  WHERE n.id = ANY(ARRAY(SELECT run FROM emitted))
+  GROUP BY n.id
 ), given AS (
   SELECT g.*, h.workflow, roots.caused_by
   FROM emitted g JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
@@ -139,9 +138,10 @@ WITH requested AS (
   WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
     OR x.began_at > h.failing_since OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
 )
-SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count,
-  coalesce(p.number, 0) AS published_count
+SELECT m.*, coalesce(p.number, 0) AS published_count, pipeline.require_inputs(m.id, coalesce(c.number, 0),
+  CASE m.mutation_outcome WHEN '{MutationOutcome.SKIPPED}' THEN 0 ELSE cardinality(m.event_ids) END)
 FROM moved m
+LEFT JOIN (SELECT run_id, count(*) AS number FROM consumed GROUP BY run_id) c ON c.run_id = m.id
 LEFT JOIN (SELECT created_by_run_id AS run, count(*) AS number FROM fresh GROUP BY created_by_run_id) p ON p.run = m.id
 ORDER BY m.id
 """

@@ -110,8 +110,9 @@ SET consecutive_failures = 0, unclaimed_since = coalesce(h.unclaimed_since, pipe
 WHERE h.id = ANY(:ids) AND NOT h.retired
 """)
 CLEAR_UNCLAIMED = Command("""
-UPDATE pipeline.handlers SET retry_at = NULL, unclaimed_since = NULL
-WHERE id = ANY(:ids) AND unclaimed_since IS NOT NULL
+WITH locked AS (SELECT id FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE)
+UPDATE pipeline.handlers h SET retry_at = NULL, unclaimed_since = NULL
+FROM locked WHERE h.id = locked.id AND h.unclaimed_since IS NOT NULL
 """)
 
 RESET_HANDLER_FAILURES = Command("""

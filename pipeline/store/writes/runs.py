@@ -30,6 +30,7 @@ from pipeline.store.predicates import (
 from pipeline.store.rows import (
     ClaimedRunRow,
     NamedRunRow,
+    OfferedEvent,
     RunFactsRow,
     RunIdRow,
     RunWithMutationRow,
@@ -81,7 +82,17 @@ _KNOWS_TOPICS = f"""NOT EXISTS (
 _CAN_READ_TOPICS = f"(r.phase NOT IN {BEFORE_PREPARED} OR {_KNOWS_TOPICS})"
 
 
-def _claim_sql(guard: str, phase: str, inputs: str = "CAST(NULL AS jsonb)") -> str:
+_OFFERED_COLUMNS = ["d.failures" if name == "failures" else f"e.{name}" for name in OfferedEvent._fields]
+_NOTHING = "CAST(NULL AS jsonb)"
+#: The pending events that a run was offered, oldest first; NULL for a run that chooses among all of its consumer.
+_OFFERED = f"""CASE WHEN r.offered IS NOT NULL THEN (
+    SELECT coalesce(jsonb_agg(jsonb_build_array({", ".join(_OFFERED_COLUMNS)}) ORDER BY e.id), '[]')
+    FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+    WHERE d.event_id = ANY(r.offered) AND d.handler_id = r.handler_id AND d.status = '{DeliveryStatus.PENDING}'
+      AND d.offered_to = r.id) END"""
+
+
+def _claim_sql(guard: str, phase: str, *, inputs: str = _NOTHING, offered: str = _NOTHING) -> str:
     """Return the SQL of a claim: the worker whose statement updates a free run holds it.
 
     Its transaction may have begun before the run was made. ``now`` is not before that, or a slot would be taken twice.
@@ -98,11 +109,11 @@ WITH free AS (
 )
 UPDATE pipeline.runs r
 SET phase = {phase}, fence = r.fence + 1, worker = :worker,
-    lease_expires_at = pipeline.clock() + CAST(:lease AS interval), lease_duration = :lease,
+    lease_expires_at = pipeline.clock() + CAST(:lease AS interval), lease_duration = CAST(:lease AS interval),
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
-RETURNING r.*, h.name AS handler, h.uid AS handler_uid, {inputs} AS inputs,
+RETURNING r.*, h.name AS handler, h.uid AS handler_uid, {inputs} AS inputs, {offered} AS offered_events,
           h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
           {IS_UNCLAIMED} AS is_unclaimed,
           free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
@@ -110,7 +121,9 @@ RETURNING r.*, h.name AS handler, h.uid AS handler_uid, {inputs} AS inputs,
 
 
 CLAIM_PREPARE = Statement[ClaimedRunRow](
-    _claim_sql(f"r.phase IN {BEFORE_PREPARED} AND h.kind = '{HandlerKind.CONSUMER}'", f"'{Phase.PREPARING}'")
+    _claim_sql(
+        f"r.phase IN {BEFORE_PREPARED} AND h.kind = '{HandlerKind.CONSUMER}'", f"'{Phase.PREPARING}'", offered=_OFFERED
+    )
 )
 CLAIM_PRODUCE = Statement[ClaimedRunRow](
     _claim_sql(f"r.phase IN {BEFORE_PREPARED} AND h.kind = '{HandlerKind.PRODUCER}'", f"'{Phase.PREPARING}'")
@@ -123,7 +136,7 @@ CLAIM_MUTATE = Statement[ClaimedRunRow](
       WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)
     AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))""",
         "r.phase",
-        _INPUTS,
+        inputs=_INPUTS,
     )
 )
 CLAIM_NEXT = Statement[ClaimedRunRow](
@@ -236,13 +249,15 @@ wanted AS MATERIALIZED (
   SELECT w.run, d.event_id, d.handler_id
   FROM pipeline.deliveries d
   JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id AND w.topic = d.topic
-  WHERE d.status = '{DeliveryStatus.PENDING}' AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM wanted)) AND d.status = '{DeliveryStatus.PENDING}'
+    AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
   ORDER BY d.event_id FOR UPDATE OF d
 ), mine AS (
   SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run
 ), complete AS (
-  SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h JOIN requested x ON x.run = h.id
-  WHERE cardinality(x.events) = (SELECT count(*) FROM mine m WHERE m.run = h.id)
+  SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h
+  JOIN requested x ON x.run = h.id LEFT JOIN (SELECT run, count(*) AS number FROM mine GROUP BY run) m ON m.run = h.id
+  WHERE cardinality(x.events) = coalesce(m.number, 0)
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.PREPARED}', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
@@ -253,7 +268,7 @@ wanted AS MATERIALIZED (
   UPDATE pipeline.deliveries d
   SET status = '{DeliveryStatus.RESERVED}', run_id = m.run, offered_to = NULL, declined = false
   FROM mine m JOIN complete c ON c.id = m.run
-  WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM mine)) AND d.event_id = m.event_id AND d.handler_id = m.handler_id
   RETURNING d.event_id
 ), unused AS MATERIALIZED (
   SELECT c.id, c.handler_id, c.events = '{{}}' AS took_nothing, offered.event_id,
@@ -263,7 +278,9 @@ wanted AS MATERIALIZED (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
     declined = u.took_nothing AND coalesce(d.slice_limit, 0) = 0 AND {is_subscribed(ordered="u.ordered")},
     slice_limit = CASE WHEN u.took_nothing AND d.slice_limit <> 0 THEN 0 ELSE d.slice_limit END
-  FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
+  FROM unused u
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM unused)) AND d.event_id = u.event_id AND d.handler_id = u.handler_id
+    AND d.offered_to = u.id
 ), left_over AS (
   SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
   WHERE c.offered IS NULL AND c.events <> '{{}}' AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
