@@ -122,6 +122,12 @@ CREATE TABLE pipeline.handlers (
 )
     """,
     """
+CREATE INDEX handlers_slot ON pipeline.handlers (next_run_at) WHERE next_run_at IS NOT NULL
+    """,
+    """
+CREATE INDEX handlers_wake ON pipeline.handlers (wake_at) WHERE wake_at IS NOT NULL
+    """,
+    """
 CREATE TABLE pipeline.subscriptions (
     workflow TEXT NOT NULL,
     topic TEXT NOT NULL,
@@ -492,6 +498,125 @@ END
 $$
     """,
     """
+CREATE FUNCTION pipeline.handler_facts(names text[], is_locking boolean)
+RETURNS TABLE (workflow text, desired text, maintenance boolean, concurrency integer, blocks bigint, active_runs bigint, turns integer[], has_waiting boolean, id integer, name text, kind text, retry_at timestamptz, wake_at timestamptz, next_run_at timestamptz, batch integer, ordered boolean, low_watermark bigint, has_unseen boolean, retryable text[], slice_limit integer, is_unclaimed boolean, has_probe_run boolean, now timestamptz)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+  IF is_locking THEN
+    PERFORM FROM pipeline.workflows w WHERE w.name = ANY(names) ORDER BY w.name FOR NO KEY UPDATE;
+  END IF;
+  RETURN QUERY SELECT w.workflow, w.desired, w.maintenance, w.concurrency, w.blocks, w.active_runs, w.turns, w.has_waiting,
+  h.id AS id,
+  h.name AS name,
+  h.kind AS kind,
+  h.retry_at AS retry_at,
+  h.wake_at AS wake_at,
+  h.next_run_at AS next_run_at,
+  h.batch AS batch,
+  h.ordered AS ordered,
+  h.low_watermark AS low_watermark,
+  
+  (CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) THEN (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > h.low_watermark AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+      AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
+      SELECT FROM pipeline.deliveries o
+      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND o.event_id <> d.event_id
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
+    AND NOT coalesce(d.key = ANY(ARRAY(
+      SELECT (SELECT s.key FROM pipeline.deliveries s
+              WHERE s.event_id = i.event_id AND s.handler_id = h.id AND s.status = 'skipped')
+      FROM (
+        SELECT event_ids, mutation_outcome FROM pipeline.runs
+        WHERE workflow = h.workflow AND handler_id = h.id AND finished_at IS NULL
+        UNION ALL
+        SELECT event_ids, mutation_outcome FROM pipeline.runs
+        WHERE workflow = h.workflow AND handler_id = h.id AND retry_pending
+      ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id)
+        WHERE r.mutation_outcome = 'skipped')), false)
+    AND NOT EXISTS (SELECT FROM pipeline.subscriptions b
+      WHERE b.workflow = h.workflow AND b.handler_id = h.id AND b.backfill_until IS NOT NULL)))
+      AND (w.concurrency = 1 OR (NOT h.ordered OR d.key IS NULL OR d.event_id <= coalesce(CAST((
+      SELECT jsonb_object_agg(k.key, k.last_id) FROM (
+        SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[h.batch] AS last_id FROM pipeline.deliveries o
+        WHERE o.handler_id = h.id AND o.status = 'pending' AND o.declined AND o.offered_to IS NULL
+          AND o.key IS NOT NULL
+        GROUP BY o.key HAVING count(*) >= h.batch
+      ) k) ->> d.key AS bigint), 9223372036854775807)))
+      AND (w.concurrency = 1 OR (NOT h.ordered OR (SELECT true FROM pipeline.handlers o JOIN pipeline.subscriptions s
+      ON s.workflow = o.workflow AND s.topic = d.topic AND s.handler_id = o.id
+      WHERE o.id = d.handler_id) IS NOT NULL))
+    ORDER BY d.event_id LIMIT 1)
+  ELSE (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.xid >= pg_snapshot_xmin(h.idle_snapshot) AND d.xid < pg_snapshot_xmax(pg_current_snapshot())
+      AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot) AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    ORDER BY d.xid LIMIT 1)
+  END IS NOT NULL OR (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.available_at > h.idle_at AND d.available_at <= pipeline.clock()
+    ORDER BY d.available_at LIMIT 1) IS NOT NULL) AS has_unseen,
+  ARRAY(
+    SELECT CAST(r.id AS text) FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+    WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+      AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+    ORDER BY r.id LIMIT 1000) AS retryable,
+  CASE WHEN w.concurrency = 1 OR h.wake_at IS NOT NULL THEN (
+    SELECT abs(d.slice_limit) FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()) AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
+      SELECT FROM pipeline.deliveries o
+      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND o.event_id <> d.event_id
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
+    AND NOT coalesce(d.key = ANY(ARRAY(
+      SELECT (SELECT s.key FROM pipeline.deliveries s
+              WHERE s.event_id = i.event_id AND s.handler_id = h.id AND s.status = 'skipped')
+      FROM (
+        SELECT event_ids, mutation_outcome FROM pipeline.runs
+        WHERE workflow = h.workflow AND handler_id = h.id AND finished_at IS NULL
+        UNION ALL
+        SELECT event_ids, mutation_outcome FROM pipeline.runs
+        WHERE workflow = h.workflow AND handler_id = h.id AND retry_pending
+      ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id)
+        WHERE r.mutation_outcome = 'skipped')), false)
+    AND NOT EXISTS (SELECT FROM pipeline.subscriptions b
+      WHERE b.workflow = h.workflow AND b.handler_id = h.id AND b.backfill_until IS NOT NULL)))
+    ORDER BY d.event_id LIMIT 1) END AS slice_limit,
+  (h.unclaimed_since IS NOT NULL) AS is_unclaimed,
+  (h.unclaimed_since IS NOT NULL AND EXISTS (
+    SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
+      AND r.status = 'active')) AS has_probe_run,
+  pipeline.clock() AS now
+FROM (SELECT w.name AS workflow,
+  w.desired AS desired,
+  w.maintenance AS maintenance,
+  w.concurrency AS concurrency,
+  (SELECT count(*) FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL) AS blocks,
+  (SELECT count(*) FROM pipeline.runs r
+    WHERE r.workflow = w.name AND r.finished_at IS NULL AND r.status = 'active'
+      AND r.handler_id <> ALL(ARRAY(
+      SELECT h.id FROM pipeline.handlers h WHERE h.workflow = w.name AND h.retired))) AS active_runs,
+  w.turns AS turns,
+  (w.concurrency = 1 AND EXISTS (
+    SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+    WHERE r.workflow = w.name AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND EXISTS (
+      SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND NOT h.retired AND NOT h.unclaimed_since IS NOT NULL)
+    UNION ALL
+    SELECT FROM pipeline.runs r
+    WHERE r.workflow = w.name AND r.finished_at IS NULL AND r.status = 'paused:approval'
+      AND r.handler_id <> ALL(ARRAY(
+      SELECT h.id FROM pipeline.handlers h WHERE h.workflow = w.name AND h.retired)))) AS has_waiting FROM pipeline.workflows w WHERE w.name = ANY(names) OFFSET 0) w JOIN pipeline.handlers h ON h.workflow = w.workflow AND NOT h.retired
+ORDER BY w.workflow, h.name;
+END
+$$
+    """,
+    """
 CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation',
@@ -619,6 +744,7 @@ FUNCTIONS = (
     "refuse_release",
     "require_inputs",
     "refuse",
+    "handler_facts",
     "routes",
     "oldest_compatible_code",
     "next_event_id",

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from pipeline.background.messages import SweepReport
 from pipeline.background.rescuer import recover_unclaimed_runs
-from pipeline.background.scheduler import Scheduler, dispatch_messages
+from pipeline.background.scheduler import Scheduler, dispatch_messages, due_workflows
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.transitions import runs
@@ -16,8 +16,8 @@ def tick(db: Database, scheduler: Scheduler, *, redispatch_after: timedelta) -> 
     """Withdraw runs that no worker claims, start what is due, and redispatch runs whose message was lost."""
     withdrawn = recover_unclaimed_runs(db, older_than=max(redispatch_after, _UNCLAIMED_AFTER))
     with db.transaction() as tx:
-        workflows = work.workflow_names(tx)  # known here or not: starting a run needs none of its code
-    report = scheduler.schedule(workflows)
+        due = due_workflows(work.due_facts(tx))  # known here or not: starting a run needs none of its code
+    report = scheduler.schedule(due)
     report.add("redispatched", redispatch(db, scheduler, redispatch_after=redispatch_after))
     report.add("withdrawn", withdrawn)
     return report
@@ -32,6 +32,6 @@ def redispatch(db: Database, scheduler: Scheduler, *, redispatch_after: timedelt
         ids = [row.id for row in stale]
         runs.mark_dispatched(tx, ids)
         suspects = work.suspect_runs(tx, ids)
-    for message in dispatch_messages(stale, db, suspects=suspects):
+    for message in dispatch_messages(stale, suspects=suspects):
         scheduler.dispatch(message)
     return len(stale)

@@ -19,8 +19,7 @@ from pipeline.connectors.sdk import Grade, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError, quantity
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
-from pipeline.store.rows import OpenBreakerRow
-from pipeline.store.schema import RunRow
+from pipeline.store.rows import DispatchableRunRow, OpenBreakerRow
 from pipeline.transitions import breakers as verbs
 from pipeline.workflows.registry import Registry
 
@@ -144,14 +143,14 @@ def breaker(
     """Open the circuit breaker of an operation, or close it."""
     connector, name = _parse_operation(operation)
     wake_ups, who, changed = common.WakeUps(), common.actor(by, reason), True
-    waiting: Sequence[RunRow] = ()
+    waiting: Sequence[DispatchableRunRow] = ()
     with context.obj.transaction() as tx:
         if action is BreakerAction.OPEN:
             verbs.open_by_operator(tx, (connector, name), who)
         elif changed := verbs.close_by_operator(tx, (connector, name), who):
             waiting = verbs.redispatch_waiting(tx)
     for first in range(0, len(waiting), _RUNS_PER_MESSAGE):
-        wake_ups.dispatch(dispatch_messages(waiting[first : first + _RUNS_PER_MESSAGE], context.obj))
+        wake_ups.dispatch(dispatch_messages(waiting[first : first + _RUNS_PER_MESSAGE]))
     if as_json:
         common.print_json(
             {"operation": operation, "act": action, "is_changed": changed, "is_notified": wake_ups.is_notified}

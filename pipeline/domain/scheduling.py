@@ -6,6 +6,7 @@ The scheduler reads facts, asks these functions, and starts what they say. Time 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any, Self
 
 from pipeline.domain.policies import WakePolicy
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
@@ -29,6 +30,19 @@ class WorkflowFacts:
     blocks: int
     concurrency: int
     active_runs: int  #: active runs
+    has_waiting: bool = False  #: with concurrency 1: a run waits for approval or a retry, and nothing overtakes it
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """The facts in a row that has them as columns."""
+        return cls(
+            desired=DesiredStatus(row.desired),
+            maintenance=row.maintenance,
+            blocks=row.blocks,
+            concurrency=row.concurrency,
+            active_runs=row.active_runs,
+            has_waiting=row.has_waiting,
+        )
 
     @property
     def free_capacity(self) -> int:
@@ -59,15 +73,18 @@ class DueReason(StrEnum):
     SLOT = "slot"
 
 
-def hold_reason(facts: WorkflowFacts) -> HoldReason | None:
-    """The first reason to start nothing, or None when the workflow may start a run."""
+def hold_reason(facts: WorkflowFacts, *, is_retry: bool = False) -> HoldReason | None:
+    """The first reason to start nothing, or None when the workflow may start a run.
+
+    ``is_retry``: the run to start is the retry of one that waits.
+    """
     if facts.desired is DesiredStatus.PAUSED:
         return HoldReason.PAUSED
     if facts.maintenance:
         return HoldReason.MAINTENANCE
     if facts.blocks:
         return HoldReason.BLOCKED
-    if not facts.free_capacity:
+    if not facts.free_capacity or (facts.has_waiting and not is_retry):
         return HoldReason.FULL
     return None
 
@@ -121,10 +138,11 @@ def next_slot(slot: datetime, every: timedelta, now: datetime) -> datetime:
     return first + every * ((now - first) // every + 1)
 
 
-def cohort_size(backlog: int, free: int, *, per_run: timedelta, lease: timedelta, max_size: int) -> int:
-    """How many runs travel together: the backlog's share, kept well under a lease of work.
+def cohort_size(concurrency: int, *, per_run: timedelta, lease: timedelta, max_size: int) -> int:
+    """How many runs travel together, at most. There are fewer if less is pending: under light load one.
 
-    Under light load one; a slow handler gets small cohorts so that it cannot hold many runs hostage.
+    Half the places: two processes share the work evenly, and none waits for one large cohort. Well under a lease of
+    work: a slow handler gets small cohorts, so that it cannot hold many runs hostage.
     """
     by_time = max_size if per_run <= timedelta(0) else max(1, int(lease / 4 / per_run))
-    return max(0, min(backlog, free, by_time, max_size))
+    return max(1, min(-(-concurrency // 2), by_time, max_size))

@@ -6,6 +6,7 @@ runs only to refuse it.
 
 from pipeline.domain.renames import NameKind
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus
+from pipeline.store import facts
 from pipeline.store.predicates import DONE_DELIVERY, RESOLVED_MUTATION, UNOWNED_DELIVERY, sql_list
 
 _PHASES = "ARRAY[" + ", ".join(f"'{phase}'" for phase in PHASES) + "]"
@@ -65,6 +66,24 @@ BEGIN
     FROM unnest(names) AS g(name)
     LEFT JOIN pipeline.renames n ON n.kind = '{NameKind.TOPIC}' AND n.workflow = present AND n.former = g.name
     JOIN pipeline.topics t ON t.workflow = present AND t.name = coalesce(n.name, g.name);
+END
+$$
+"""
+
+_FACTS = ", ".join(f"{name} {fact.type}" for name, fact in {**facts.WORKFLOW_FACTS, **facts.HANDLER_FACTS}.items())
+
+#: The facts of current handlers. With ``is_locking`` the rows of their workflows are locked first. The facts are read
+#: in a later snapshot, which shows all that other holders of the lock have committed.
+HANDLER_FACTS = f"""
+CREATE FUNCTION pipeline.handler_facts(names text[], is_locking boolean)
+RETURNS TABLE ({_FACTS})
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+  IF is_locking THEN
+    PERFORM FROM pipeline.workflows w WHERE w.name = ANY(names) ORDER BY w.name FOR NO KEY UPDATE;
+  END IF;
+  RETURN QUERY {facts.handler_facts("names").strip()};
 END
 $$
 """
@@ -191,6 +210,7 @@ CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMU
 BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, OLDEST_COMPATIBLE_CODE)
 AFTER_TABLES: tuple[str, ...] = (
     ROUTES,
+    HANDLER_FACTS,
     REFUSE,
     REQUIRE_INPUTS,
     REFUSE_RELEASE,

@@ -98,10 +98,18 @@ class ClaimedRunRow(RunRow, Protocol):
     now: datetime
 
 
-class StartedRunRow(RunRow, Protocol):
-    """A new run, and whether one of its inputs was in a run whose process died."""
+class DispatchableRunRow(RunRow, Protocol):
+    """A run, with what its message says of its handler."""
+
+    handler: str
+    kind: HandlerKindText
+
+
+class StartedRunRow(DispatchableRunRow, Protocol):
+    """A new run, whether one of its inputs was in a run whose process died, and whether more runs could start."""
 
     suspect: bool
+    has_more: bool
 
 
 class CommittedRunRow(RunRow, Protocol):
@@ -215,12 +223,6 @@ class PendingEventRow(EventRow, Protocol):
     failures: int
 
 
-class SliceLimitRow(Protocol):
-    """In how large a slice an event may be offered."""
-
-    slice_limit: int | None
-
-
 class OfferedEvent(NamedTuple):
     """An event of the slice that a run was offered, as its claim returns it."""
 
@@ -296,39 +298,34 @@ class SharedStateRow(Protocol):
     name: str
 
 
-class HandlerNameRow(HandlerIdRow, Protocol):
-    """Name and kind of a handler."""
-
-    workflow: str
-    name: str
-    kind: HandlerKindText
-
-
 class WorkflowFactsRow(Protocol):
     """What decides whether a workflow may start a run."""
 
+    workflow: str
     desired: DesiredStatusText
     maintenance: bool
     concurrency: int
     blocks: int
     active_runs: int
+    turns: list[int]
+    has_waiting: bool
 
 
-class HandlerFactsRow(Protocol):
-    """What the scheduler's decisions need to know of a handler."""
+class HandlerFactsRow(WorkflowFactsRow, Protocol):
+    """What the scheduler's decisions need to know of a handler and of its workflow."""
 
     id: int
     name: str
     kind: HandlerKindText
-    concurrency: int
     retry_at: datetime | None
     wake_at: datetime | None
     next_run_at: datetime | None
     batch: int
     ordered: bool
-    turn: int
+    low_watermark: int
     has_unseen: bool
-    has_retry: bool
+    retryable: list[str]
+    slice_limit: int | None
     is_unclaimed: bool
     has_probe_run: bool
     now: datetime

@@ -248,6 +248,8 @@ handlers = table(
     sa.UniqueConstraint("workflow", "name"),
     check("batch_positive", "batch >= 1"),
     check("horizon_complete", "(horizon IS NULL) = (horizon_xmax IS NULL)"),
+    index("handlers_slot", "next_run_at", where="next_run_at IS NOT NULL"),
+    index("handlers_wake", "wake_at", where="wake_at IS NOT NULL"),
 )
 
 

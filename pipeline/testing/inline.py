@@ -255,7 +255,7 @@ class Inline:
             case PhaseTask.PRODUCE:
                 ran = self.runner.produce(_uuids(ids))
         if task in (PhaseTask.NEXT, PhaseTask.PRODUCE):
-            self.scheduler.schedule(ran.workflows)
+            self.scheduler.schedule_due(ran.workflows)
         return bool(ran.continuing)
 
     def _dispatch_next(self, ids: Sequence[UUID]) -> None:

@@ -12,7 +12,7 @@ from pipeline.domain.policies import BreakerPolicy
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.reads import ledger
-from pipeline.store.schema import RunRow
+from pipeline.store.rows import DispatchableRunRow
 from pipeline.store.writes import breakers as breaker_store
 from pipeline.transitions import audit
 
@@ -75,7 +75,7 @@ def close_by_operator(tx: Transaction, name: OperationName, by: Actor) -> bool:
     return was_open
 
 
-def redispatch_waiting(tx: Transaction, *, limit: int = 1_000) -> Sequence[RunRow]:
+def redispatch_waiting(tx: Transaction, *, limit: int = 1_000) -> Sequence[DispatchableRunRow]:
     """Mark runs that may wait for a breaker as undispatched, and return them.
 
     The caller redispatches them now; if the broker is down, the next tick does. What a run requests is not recorded

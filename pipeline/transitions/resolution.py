@@ -110,7 +110,7 @@ def approve(
                 "mutation", mutation_id, verb="approve", expected=request_hash, found=found.request_hash
             )
         raise illegal_transition(found, "approve", [f"{MutationStatus.PENDING} and not approved yet"])
-    session_id = tx.one(session_store.OPEN_SESSION, workflow=row.workflow, handler_id=None).id
+    session_id = tx.one(session_store.OPEN_SESSION, workflow=row.workflow).id
     tx.execute(session_store.JOIN_SESSION, run_id=row.run_id, session_id=session_id)
     tx.log_on_commit("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.approve", **audit.subject_of(row))

@@ -7,7 +7,6 @@ starts while the workflow is paused, blocked or in maintenance, and none above i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from pipeline.domain.boundary import Side, side_of
@@ -15,12 +14,12 @@ from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, No
 from pipeline.domain.ids import RunId
 from pipeline.domain.scheduling import HoldReason, WorkflowFacts, hold_reason
 from pipeline.domain.states import MutationOutcome, MutationStatus, Phase
-from pipeline.domain.workflows import DesiredStatus, HandlerKind
+from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
-from pipeline.store.schema import HandlerRow, RunRow
+from pipeline.store.rows import HandlerFactsRow, StartedRunRow
+from pipeline.store.schema import RunRow
 from pipeline.store.writes import runs as run_store
-from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
 
 #: How far beyond what is wanted an ordered consumer searches for keys that no run holds.
@@ -31,13 +30,32 @@ _LOOK_AHEAD = 1000
 class StartResult:
     """Runs created, or the reason why there are none."""
 
-    runs: tuple[RunRow, ...] = ()
+    started: tuple[StartedRunRow, ...] = ()
     hold_reason: HoldReason | None = None
+
+    @property
+    def runs(self) -> tuple[RunRow, ...]:
+        """The runs, without what only their messages need."""
+        return self.started
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the handler may have more to start, given a free place."""
+        return any(run.has_more for run in self.started)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedWorkflow:
+    """A workflow whose lock this transaction holds, with the facts that were read under it."""
+
+    name: str
+    facts: WorkflowFacts
+    handlers: Sequence[HandlerFactsRow]
 
 
 def start(
     tx: Transaction,
-    workflow: str,
+    workflow: str | LockedWorkflow,
     handler: str,
     *,
     count: int = 1,
@@ -56,113 +74,91 @@ def start(
     Fewer runs than asked for means fewer slices exist.
 
     ``slot``: a producer starts only if this is still the slot that it runs for next.
+    ``workflow``: its name. If this transaction has locked it already, the result of that: then this is one statement.
     """
     if count < 1:
         raise InvalidInputError(f"start was asked for {count} runs of {handler!r}; expected at least 1.")
-    facts, row = _workflow_facts(tx, workflow), _handler(tx, workflow, handler)
-    held = hold_reason(facts)
+    locked = lock_workflow(tx, workflow) if isinstance(workflow, str) else workflow
+    row = next((row for row in locked.handlers if row.name == handler), None)
+    if row is None:
+        raise _refused_handler(tx, locked.name, handler)
+    held = hold_reason(locked.facts)
     if held:
         return StartResult(hold_reason=held)
-    if facts.concurrency == 1 and work.waiting_runs(tx, workflow):
-        return StartResult(hold_reason=HoldReason.FULL)
-    session_id = _open_session(tx, workflow, row.id)
-    is_single, given = facts.concurrency == 1, {"workflow": workflow, "handler_id": row.id, "session_id": session_id}
-    if is_unsliced or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
-        limit = work.first_slice_limit(tx, row) if row.kind == HandlerKind.CONSUMER else None
-        created = _insert_slices(tx, row, given, count=1, batch=limit) if limit else ()
-        created = created or tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single, slot=slot)
+    is_single = locked.facts.concurrency == 1
+    if is_unsliced or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= row.now):
+        created = _insert_slices(tx, row, count=1, batch=row.slice_limit) if row.slice_limit else ()
+        created = created or tx.all(
+            run_store.INSERT_UNSLICED, workflow=locked.name, handler_id=row.id, is_single=is_single, slot=slot
+        )
     else:
-        created = _insert_slices(tx, row, given, count=min(count, facts.free_capacity), batch=row.batch)
+        created = _insert_slices(tx, row, count=min(count, locked.facts.free_capacity), batch=row.batch)
     for run in created:
-        tx.log_on_commit("run.started", run_id=run.id, workflow=workflow, handler=handler)
-    return _start_result(tx, created, session_id)
+        tx.log_on_commit("run.started", run_id=run.id, workflow=locked.name, handler=handler)
+    return StartResult(started=tuple(created))
 
 
-def _insert_slices(
-    tx: Transaction, handler: HandlerRow, given: dict[str, Any], *, count: int, batch: int
-) -> Sequence[RunRow]:
+def _insert_slices(tx: Transaction, handler: HandlerFactsRow, *, count: int, batch: int) -> Sequence[StartedRunRow]:
+    """Insert a run for each of the first slices. One event more than they hold tells whether there are more."""
     return tx.all(
         run_store.INSERT_SLICED,
-        **given,
+        workflow=handler.workflow,
+        handler_id=handler.id,
         count=count,
         batch=batch,
         ordered=handler.ordered,
         low_watermark=handler.low_watermark,
-        window=count * batch + (_LOOK_AHEAD if handler.ordered else 0),
+        window=count * batch + 1 + (_LOOK_AHEAD if handler.ordered else 0),
     )
 
 
-def retry(tx: Transaction, stopped: Sequence[UUID]) -> StartResult:
+def retry(tx: Transaction, stopped: Sequence[UUID], *, locked: LockedWorkflow | None = None) -> StartResult:
     """Carry stopped runs of one workflow forward as new runs that own their inputs.
 
     Reservations move in the same statement, so at every instant exactly one run owns them. A run
     whose pause is not over, or that was retried meanwhile, is left out. Asking for a run
     that stands before its mutation is a bug: its inputs were released.
+
+    ``locked``: the workflow, if this transaction has read these runs under its lock. Then this is one statement.
     """
     if not stopped:
         return StartResult()
-    rows = work.runs(tx, stopped)
-    workflow = _one_workflow(rows, stopped)
-    facts = _workflow_facts(tx, workflow)
-    _refuse_before_boundary(tx, rows)
-    held = hold_reason(facts)
+    if locked is None:
+        rows = work.runs(tx, stopped)
+        locked = lock_workflow(tx, _one_workflow(rows, stopped))
+        _refuse_before_boundary(tx, rows)
+        handler_id = rows[0].handler_id
+    else:
+        handler_id = next(row.id for row in locked.handlers if str(stopped[0]) in row.retryable)
+    held = hold_reason(locked.facts, is_retry=True)
     if held:
         return StartResult(hold_reason=held)
-    session_id = _open_session(tx, workflow, rows[0].handler_id)
-    created = run_store.execute_ids(
-        tx, run_store.INSERT_RETRIES, stopped, session_id=session_id, count=facts.free_capacity
-    )
+    given = {"workflow": locked.name, "handler_id": handler_id, "count": locked.facts.free_capacity}
+    created = run_store.execute_ids(tx, run_store.INSERT_RETRIES, stopped, **given)
     for run in created:
-        tx.log_on_commit("run.retried", run_id=run.id, retry_of=run.retry_of, workflow=workflow)
-    return _start_result(tx, created, session_id)
+        tx.log_on_commit("run.retried", run_id=run.id, retry_of=run.retry_of, workflow=locked.name)
+    return StartResult(started=tuple(created))
 
 
-def lock_workflow(tx: Transaction, workflow: str) -> None:
-    """Lock the row of a workflow. Nothing starts or stops in it until this transaction ends.
+def lock_workflow(tx: Transaction, workflow: str) -> LockedWorkflow:
+    """Lock the row of a workflow, then read what is due in it: one statement with a snapshot from after the lock.
 
-    A scheduler decides afterwards what is due: facts that were read before the lock may be out of date.
+    Nothing starts or stops in the workflow until this transaction ends. Facts that were read before the lock may be
+    out of date.
     """
-    if not tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow]):
-        raise NotFoundError("workflow", workflow, work.workflow_names(tx))
-
-
-def _workflow_facts(tx: Transaction, workflow: str) -> WorkflowFacts:
-    """The workflow's switches, read after its lock is held and therefore not stale."""
-    lock_workflow(tx, workflow)
-    row = work.workflow_facts(tx, workflow)
-    return WorkflowFacts(
-        desired=DesiredStatus(row.desired),
-        maintenance=row.maintenance,
-        blocks=row.blocks,
-        concurrency=row.concurrency,
-        active_runs=row.active_runs,
-    )
-
-
-def _handler(tx: Transaction, workflow: str, name: str) -> HandlerRow:
-    row = work.handler(tx, workflow, name)
+    handlers = tx.all(workflow_store.LOCK_AND_READ_FACTS, workflow=workflow)
+    row = handlers[0] if handlers else work.workflow_facts(tx, workflow)
     if row is None:
-        known = [handler.name for handler in work.handlers(tx, workflow)]
-        raise NotFoundError(f"handler of workflow {workflow!r} named", name, known)
-    if row.retired:
-        raise NotFoundError(
-            f"handler of workflow {workflow!r} named",
-            name,
-            hint="It was retired: the workflow's code has none any more.",
-        )
-    return row
+        raise NotFoundError("workflow", workflow, work.workflow_names(tx))
+    return LockedWorkflow(name=workflow, facts=WorkflowFacts.of(row), handlers=handlers)
 
 
-def _open_session(tx: Transaction, workflow: str, handler_id: int) -> UUID:
-    """Open the session of a workflow if none is open. The handler has had its turn."""
-    return tx.one(session_store.OPEN_SESSION, workflow=workflow, handler_id=handler_id).id
-
-
-def _start_result(tx: Transaction, created: Sequence[RunRow], session_id: UUID) -> StartResult:
-    """What was created; a session that got no run is as if it had never been opened."""
-    if not created:
-        tx.execute(session_store.DISCARD_SESSION, id=session_id)
-    return StartResult(runs=tuple(created))
+def _refused_handler(tx: Transaction, workflow: str, name: str) -> NotFoundError:
+    """The error that says why a handler which is not current cannot start."""
+    what, known = f"handler of workflow {workflow!r} named", [row.name for row in work.handlers(tx, workflow)]
+    if name not in known:
+        return NotFoundError(what, name, known)
+    return NotFoundError(what, name, hint="It was retired: the workflow's code has none any more.")
 
 
 def _one_workflow(rows: Sequence[RunRow], asked: Sequence[UUID]) -> str:

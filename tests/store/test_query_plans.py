@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from pipeline.embedded import servers
+from pipeline.store import facts
 from pipeline.store.database import Database, encode_rows
 from pipeline.store.reads import attention, gauges, invariants, ledger, work
 from pipeline.store.writes import breakers as breaker_store
@@ -54,7 +55,6 @@ def sliced(crowd: Crowd, *, ordered: bool, window: int) -> dict[str, Any]:
     return {
         "workflow": WORKFLOW,
         "handler_id": crowd.handler_id,
-        "session_id": crowd.started[0],
         "count": 20,
         "batch": 1,
         "low_watermark": 0,
@@ -78,6 +78,8 @@ def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:
     return {"rows": crowd.rows([held(run) for run in crowd.preparing[140:160]], **extra)}
 
 
+#: A plan of a function does not show those of its statements.
+_FACTS = text(facts.handler_facts("ARRAY[CAST(:workflow AS text)]"))
 NOW = "2030-01-01T00:00:00Z"  #: of a host; a plan does not depend on it
 
 
@@ -127,7 +129,8 @@ def emitted(crowd: Crowd) -> str:
 
 #: Statements that only read, with the parameters a sweep, the scheduler or a worker gives them.
 READS: Mapping[str, Asked] = {
-    "due facts": (work._HANDLER_FACTS, lambda _: {"workflow": WORKFLOW}),
+    "due facts": (_FACTS, lambda _: {"workflow": WORKFLOW}),
+    "facts of what may be due": (work.DUE_FACTS, lambda _: {}),
     "peek": (work._PEEK, lambda crowd: {**loner(crowd), "ordered": False}),
     "peek in order": (work._PEEK, lambda crowd: {**loner(crowd), "ordered": True}),
     "peek of a quiet topic": (work._PEEK, lambda crowd: {**quiet(crowd), "ordered": False}),
@@ -135,7 +138,6 @@ READS: Mapping[str, Asked] = {
     "peek of a slice": (work._PEEK_SLICE, lambda crowd: {"ids": ids(crowd.started[-20:])}),
     "workflow facts": (work._WORKFLOW_FACTS, lambda _: {"workflow": WORKFLOW}),
     "lapsed runs": (work._LAPSED, lambda _: {"limit": 100}),
-    "retryable runs": (work._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
     "unheld runs": (work.STALE_DISPATCHES, lambda _: {"redispatch_after": timedelta(0), "limit": 100}),
     "suspects": (work.SUSPECT_RUNS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "unheard runs": (work.UNCLAIMED_RUNS, lambda _: {"patience": timedelta(0), "limit": 100}),
@@ -165,7 +167,6 @@ WRITES: Mapping[str, Asked] = {
         lambda crowd: {
             "workflow": WORKFLOW,
             "handler_id": crowd.handler_id,
-            "session_id": crowd.started[0],
             "is_single": False,
             "slot": None,
         },
@@ -185,7 +186,12 @@ WRITES: Mapping[str, Asked] = {
     "stop": (run_store.STOP, lambda crowd: selecting(crowd, status="crashed", retry_pending=False)),
     "carry forward": (
         run_store.INSERT_RETRIES,
-        lambda crowd: {"ids": ids(crowd.carried), "session_id": crowd.started[0], "count": 10},
+        lambda crowd: {
+            "ids": ids(crowd.carried),
+            "workflow": WORKFLOW,
+            "handler_id": crowd.handler_id,
+            "count": 10,
+        },
     ),
     "begin mutation": (mutation_store.BEGIN, requested_plan),
     "send": (mutation_store.SEND, requested_plan),

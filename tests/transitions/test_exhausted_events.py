@@ -156,7 +156,12 @@ def test_in_a_key_the_limit_of_the_first_event_counts(db: Database) -> None:
 
 
 def test_a_run_that_would_see_everything_gets_the_slice_of_its_first_event(db: Database) -> None:
+    a_strict_workflow(db)
+    with db.transaction() as tx:
+        wake_at = tx.clock() + timedelta(hours=1)
+    rested(db, preparing(db, *started(db, is_unsliced=True)), wake_at=wake_at)
     ids = narrowed(db, ["m1", "m2", "m3"])
+    db.advance_clock(timedelta(hours=2))
     (run,) = started(db, is_unsliced=True)
     assert run.offered == ids[:2]
 

@@ -33,6 +33,7 @@ from pipeline.transitions import (
     stops,
     workflows,
 )
+from pipeline.transitions.starts import LockedWorkflow
 from tests.factories import (
     LEASE,
     NO_PAUSE,
@@ -95,16 +96,16 @@ def test_a_run_that_was_retried_with_the_same_plan_is_left_out_the_second_time(d
 def test_a_scheduler_that_comes_second_to_a_run_that_waits_starts_nothing_and_does_not_fail(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other scheduler is quicker exactly between this one's first read and its lock."""
+    """The other scheduler is quicker exactly before this one's lock."""
     a_workflow(db, failures=NO_PAUSE)
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
 
-    def lock_after_another(tx: Transaction, workflow: str) -> None:
+    def lock_after_another(tx: Transaction, workflow: str) -> LockedWorkflow:
         monkeypatch.undo()
         with db.transaction() as other:
             assert starts.retry(other, [run.id]).runs
-        starts.lock_workflow(tx, workflow)
+        return starts.lock_workflow(tx, workflow)
 
     monkeypatch.setattr(starts, "lock_workflow", lock_after_another)
     assert not Scheduler(db, lambda _: None, lease=LEASE).schedule(["billing"]).counts.get("runs")

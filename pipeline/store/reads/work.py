@@ -3,7 +3,7 @@
 Functions are nouns, so that a read is not mistaken for a transition. Every package may import this.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -11,21 +11,12 @@ from uuid import UUID
 from pipeline.domain.renames import NameKind
 from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
+from pipeline.store import facts
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.predicates import (
-    IS_AVAILABLE,
-    IS_RETRY_DUE,
-    IS_UNCLAIMED,
-    KEEPS_SESSION_OPEN,
-    RESOLVED_MUTATION,
-    is_in_next_slice,
-    is_key_free,
-    is_subscribed,
-)
+from pipeline.store.predicates import IS_AVAILABLE, KEEPS_SESSION_OPEN, is_key_free
 from pipeline.store.rows import (
-    CountRow,
+    DispatchableRunRow,
     HandlerFactsRow,
-    HandlerNameRow,
     LeasedRunRow,
     MutationIdRow,
     NamedTopicRow,
@@ -40,7 +31,6 @@ from pipeline.store.rows import (
     RunMutationRow,
     RunOfWorkflowRow,
     SessionIdRow,
-    SliceLimitRow,
     SubscribedHandlerRow,
     SweepAgeRow,
     WorkflowFactsRow,
@@ -74,15 +64,6 @@ SELECT e.*, d.failures FROM (
 ) e
 ORDER BY d.event_id LIMIT :limit
 """)
-#: Of the first event that a run which runs alone may see: in how large a slice it may be offered.
-_FIRST_SLICE_LIMIT = Statement[SliceLimitRow](f"""
-SELECT abs(d.slice_limit) AS slice_limit FROM pipeline.deliveries d
-WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
-  AND d.event_id > :low_watermark
-  AND {IS_AVAILABLE}
-  AND {is_key_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
-ORDER BY d.event_id LIMIT 1
-""")
 #: What runs among others may see: the slice each was offered.
 _PEEK_SLICE = Statement[OfferedEventRow](f"""
 WITH offers AS MATERIALIZED (
@@ -108,15 +89,6 @@ _DELIVERED_EVENTS = Statement[EventRow]("""
 SELECT e.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(:ids) AND d.handler_id = :handler_id AND e.topic = :topic ORDER BY e.id
 """)
-_BACKLOG = Statement[CountRow](f"""
-SELECT count(*) AS number FROM (
-  SELECT 1 FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
-  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
-    AND d.event_id > h.low_watermark AND {IS_AVAILABLE}
-  ORDER BY d.event_id LIMIT :limit
-) waiting
-""")
-
 _HANDLER = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
 _HANDLERS = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
 _WORKFLOW = Statement[WorkflowRow]("SELECT * FROM pipeline.workflows WHERE name = :name")
@@ -150,83 +122,48 @@ SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
 JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE b.workflow = :workflow AND b.kind = '{BlockKind.RECONCILIATION}' AND b.closed_at IS NULL ORDER BY m.id
 """)
-#: Of a run: the code still has its handler. A run of a retired handler waits for an operator only.
-_IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
-  SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
-#: An active run takes a place. Runs of handlers that the code no longer has take none.
-_WORKFLOW_FACTS = Statement[WorkflowFactsRow](f"""
-SELECT w.desired, w.maintenance, w.concurrency,
-  (SELECT count(*) FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL) AS blocks,
-  (SELECT count(*) FROM pipeline.runs r
-   WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}'
-     AND {_IS_HANDLER_CURRENT}) AS active_runs
-FROM pipeline.workflows w WHERE w.name = :workflow
-""")
+#: Of a workflow of which the code has no handler any more. The facts of others come with those of their handlers.
+_WORKFLOW_FACTS = Statement[WorkflowFactsRow](facts.workflow_facts("ARRAY[CAST(:workflow AS text)]"))
+_HANDLER_FACTS = Statement[HandlerFactsRow](
+    "SELECT * FROM pipeline.handler_facts(CAST(:workflows AS text[]), is_locking => false)"
+)
 
-#: After a restore into another cluster, stored transaction ids may be larger than the current one. A snapshot with such
-#: an id is treated as unknown. A delivery with such an id was visible to every snapshot of this cluster.
-_CURRENT_XMAX = "pg_snapshot_xmax(pg_current_snapshot())"
-#: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
-_HANDLER_FACTS = Statement[HandlerFactsRow](f"""
-SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
-  coalesce(array_position(w.turns, h.id), 0) AS turn,
-  CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
-    SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
-      AND d.offered_to IS NULL AND NOT d.declined AND {IS_AVAILABLE}
-      AND {is_key_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
-      AND (w.concurrency = 1 OR {is_in_next_slice(ordered="h.ordered", handler="h.id", batch="h.batch")})
-      AND (w.concurrency = 1 OR {is_subscribed(ordered="h.ordered")})
-    ORDER BY d.event_id LIMIT 1)
-  ELSE (
-    SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
-      AND d.xid < {_CURRENT_XMAX}
-      AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
-      AND d.offered_to IS NULL AND NOT d.declined AND {IS_AVAILABLE}
-    ORDER BY d.xid LIMIT 1)
-  END IS NOT NULL OR (
-    SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.available_at > h.idle_at
-      AND d.available_at <= pipeline.clock() AND d.offered_to IS NULL
-    ORDER BY d.available_at LIMIT 1) IS NOT NULL AS has_unseen,
-  EXISTS (
-    SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-    WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
-      AND {IS_RETRY_DUE}
-      AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})) AS has_retry,
-  {IS_UNCLAIMED} AS is_unclaimed,
-  {IS_UNCLAIMED} AND EXISTS (
-    SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
-      AND r.status = '{RunStatus.ACTIVE}') AS has_probe_run,
-  pipeline.clock() AS now
-FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
-WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
-""")
 
-_RETRYABLE = Statement[RunIdRow](f"""
-SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE r.workflow = :workflow AND r.retry_pending AND {IS_RETRY_DUE}
-  AND (CAST(:handler_id AS integer) IS NULL OR r.handler_id = :handler_id)
-  AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
-ORDER BY r.id LIMIT :limit
-""")
-#: Runs of unclaimed handlers are left out; they are scheduled first once a worker knows the handler.
-_WAITING = Statement[RunIdRow](f"""
-SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION}) AND EXISTS (
-  SELECT FROM pipeline.handlers h
-  WHERE h.id = r.handler_id AND NOT h.retired AND NOT {IS_UNCLAIMED})
-UNION ALL
-SELECT r.id FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.PAUSED_APPROVAL}'
-  AND {_IS_HANDLER_CURRENT}
+def _next_value(column: str, table: str, condition: str, after: str = "") -> str:
+    """Return the SQL of the first value of an indexed column, or of the first one after another."""
+    later = f" AND o.{column} > {after}" if after else ""
+    return f"(SELECT o.{column} FROM {table} o WHERE {condition}{later} ORDER BY o.{column} LIMIT 1)"
+
+
+def _distinct_values(name: str, column: str, table: str, condition: str) -> str:
+    """Return a part of a statement with the distinct values of an indexed column, each found by one step in the index.
+
+    The last row is NULL. The step repeats the condition of the partial index.
+    """
+    return f"""{name} AS (
+  SELECT {_next_value(column, table, condition)} AS {column}
+  UNION ALL
+  SELECT {_next_value(column, table, condition, f"{name}.{column}")} FROM {name} WHERE {name}.{column} IS NOT NULL
+)"""
+
+
+_PENDING = f"o.status = '{DeliveryStatus.PENDING}'"
+#: The facts of the workflows in which something may be due. The cost depends on what is open, not on how many
+#: workflows there are: those with pending events, with runs to retry, with a slot or a wake-up whose time has come.
+DUE_FACTS = Statement[HandlerFactsRow](f"""
+WITH RECURSIVE {_distinct_values("waiting", "handler_id", "pipeline.deliveries", _PENDING)},
+{_distinct_values("retrying", "workflow", "pipeline.runs", "o.retry_pending")}
+SELECT * FROM pipeline.handler_facts(ARRAY(
+  SELECT h.workflow FROM pipeline.handlers h
+  WHERE h.id = ANY(ARRAY(SELECT handler_id FROM waiting)) AND NOT h.retired
+    AND (h.retry_at IS NULL OR h.retry_at <= pipeline.clock())
+  UNION SELECT workflow FROM retrying WHERE workflow IS NOT NULL
+  UNION SELECT h.workflow FROM pipeline.handlers h WHERE h.next_run_at <= pipeline.clock() AND NOT h.retired
+  UNION SELECT h.workflow FROM pipeline.handlers h WHERE h.wake_at <= pipeline.clock() AND NOT h.retired
+), is_locking => false)
 """)
 _RETRIED_RUN_IDS = Statement[RetriedRunRow](
     "SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))"
-)
-_HANDLERS_BY_ID = Statement[HandlerNameRow](
-    "SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)"
 )
 _SWEEPS = Statement[SweepAgeRow]("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
 #: In turns, so that many runs of one workflow hold up no other.
@@ -274,21 +211,9 @@ def reservable_events(
     return tx.all(_PEEK, topic=topic, limit=limit, **alone)
 
 
-def first_slice_limit(tx: Transaction, handler: HandlerRow) -> int | None:
-    """In how large a slice the first pending event is offered while it is narrowed down; None or 0: without limit."""
-    given = {"handler_id": handler.id, "low_watermark": handler.low_watermark, "ordered": handler.ordered}
-    first = tx.first(_FIRST_SLICE_LIMIT, **given)
-    return first.slice_limit if first is not None else None
-
-
 def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Sequence[EventRow]:
     """Events of a topic by id that were delivered to a handler, whatever became of them."""
     return tx.all(_DELIVERED_EVENTS, handler_id=handler_id, topic=topic, ids=list(ids))
-
-
-def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
-    """How many events wait for a handler, counted up to ``limit``."""
-    return tx.one(_BACKLOG, handler_id=handler_id, limit=limit).number
 
 
 def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[OfferedEventRow]]:
@@ -368,14 +293,9 @@ def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
     return [row.id for row in tx.all(_BLOCKING_MUTATIONS, workflow=workflow)]
 
 
-def workflow_facts(tx: Transaction, workflow: str) -> WorkflowFactsRow:
+def workflow_facts(tx: Transaction, workflow: str) -> WorkflowFactsRow | None:
     """What decides whether a workflow may start a run: its switches, its open blocks and its active runs."""
-    return tx.one(_WORKFLOW_FACTS, workflow=workflow)
-
-
-def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
-    """Runs of a workflow that wait for approval, or for a retry with a known outcome."""
-    return [row.id for row in tx.all(_WAITING, workflow=workflow)]
+    return tx.first(_WORKFLOW_FACTS, workflow=workflow)
 
 
 def retried_run_ids(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
@@ -383,19 +303,19 @@ def retried_run_ids(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
     return {row.retry_of for row in tx.all(_RETRIED_RUN_IDS, ids=[str(id_) for id_ in ids])}
 
 
-def handler_facts(tx: Transaction, workflow: str) -> Sequence[HandlerFactsRow]:
-    """What the scheduler's decisions need to know of each handler."""
-    return tx.all(_HANDLER_FACTS, workflow=workflow)
+def handler_facts(tx: Transaction, *workflows: str) -> Sequence[HandlerFactsRow]:
+    """What the scheduler's decisions need to know of each handler, read without a lock."""
+    return tx.all(_HANDLER_FACTS, workflows=list(workflows))
 
 
-def retryable_runs(tx: Transaction, workflow: str, *, handler_id: int | None = None, limit: int = 100) -> list[UUID]:
+def due_facts(tx: Transaction) -> Sequence[HandlerFactsRow]:
+    """The same of all workflows in which something may be due."""
+    return tx.all(DUE_FACTS)
+
+
+def retryable_runs(tx: Transaction, workflow: str) -> list[UUID]:
     """Stopped runs whose outcome is known and whose pause is over, oldest first."""
-    return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, handler_id=handler_id, limit=limit)]
-
-
-def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, HandlerNameRow]:
-    """These handlers: their names, and of which kind they are."""
-    return {row.id: row for row in tx.all(_HANDLERS_BY_ID, ids=list(handler_ids))}
+    return sorted(UUID(run_id) for row in handler_facts(tx, workflow) for run_id in row.retryable)
 
 
 def overdue_sweeps(
@@ -425,11 +345,11 @@ def unattended_maintenance(tx: Transaction) -> list[str]:
 
 
 #: In turns, so that many runs of one handler starve no other. Of each handler the longest undispatched first.
-STALE_DISPATCHES = Statement[RunRow](f"""
+STALE_DISPATCHES = Statement[DispatchableRunRow](f"""
 SELECT t.* FROM (
-  SELECT r.*, row_number() OVER (
+  SELECT r.*, h.name AS handler, h.kind, row_number() OVER (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
-  FROM pipeline.runs r
+  FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
   WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
     AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - CAST(:redispatch_after AS interval)
       OR r.dispatched_at > pipeline.clock() + CAST(:redispatch_after AS interval))
@@ -456,7 +376,7 @@ ORDER BY r.id LIMIT :limit
 """)
 
 
-def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Sequence[RunRow]:
+def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Sequence[DispatchableRunRow]:
     """Active runs that no worker holds and whose last message is older than ``redispatch_after``.
 
     A message from the future is from before the clock was set back, and may be as old.

@@ -2,7 +2,8 @@
 
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.store.database import Statement
-from pipeline.store.schema import BreakerRow, RunRow
+from pipeline.store.rows import DispatchableRunRow
+from pipeline.store.schema import BreakerRow
 
 #: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
 _IS_RECENT_CALL = f"""m.connector = :connector AND m.operation = :operation
@@ -75,12 +76,13 @@ RETURNING *
 
 #: Runs that have sent nothing and that no worker holds: some of them may wait for the breaker. A run that another
 #: transaction has locked is being worked on already.
-REDISPATCH_WAITING = Statement[RunRow](f"""
+REDISPATCH_WAITING = Statement[DispatchableRunRow](f"""
 WITH waiting AS (
   SELECT r.id FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
     AND (r.phase = '{Phase.MUTATING}' OR r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')
   ORDER BY r.id LIMIT :limit FOR NO KEY UPDATE OF r SKIP LOCKED
 )
-UPDATE pipeline.runs r SET dispatched_at = NULL FROM waiting WHERE r.id = waiting.id RETURNING r.*
+UPDATE pipeline.runs r SET dispatched_at = NULL FROM waiting, pipeline.handlers h
+WHERE r.id = waiting.id AND h.id = r.handler_id RETURNING r.*, h.name AS handler, h.kind
 """)

@@ -39,6 +39,7 @@ from pipeline.store.rows import (
     UnclaimedRunRow,
 )
 from pipeline.store.schema import RunRow
+from pipeline.store.writes.sessions import TURN, session_parts
 
 #: Handlers or topics as (workflow, name); None: every one.
 KnownNames = Collection[tuple[str, str]] | None
@@ -148,6 +149,7 @@ CLAIM_NEXT = Statement[ClaimedRunRow](
 )
 
 _IS_AVAILABLE = f"d.event_id > :low_watermark AND {IS_AVAILABLE}"
+_BATCH = "CAST(:batch AS integer)"
 _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
 
 #: 1. Each run gets events that no run declined, filled up with declined ones.
@@ -156,18 +158,19 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 #: 4. Events that are being narrowed down are offered with their like, in slices of at most ``slice_limit``. In a key
 #:    the first event's limit counts. A limit of 0 is lifted: prepare declined the smaller slice. A negative limit is
 #:    the size of a slice that is not narrowed down.
+#: 5. ``has_more``: there are more slices of events that no run declined, or the window did not show all of them.
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE}
-    AND {is_in_next_slice(ordered=":ordered", handler=":handler_id", batch=":batch")}
+    AND {is_in_next_slice(ordered=":ordered", handler=":handler_id", batch=_BATCH)}
       AND {is_subscribed(ordered=":ordered")}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), declined AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
-  WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}'
-    AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
+  WHERE (NOT CAST(:ordered AS boolean) OR d.key IS NULL) AND d.handler_id = :handler_id
+    AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), before_fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
@@ -182,22 +185,23 @@ WITH fresh AS (
   SELECT event_id, declined, suspect, slice_limit,
     CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE 'slice ' || coalesce(slice_limit, -1) || ' ' ||
     (row_number() OVER (PARTITION BY slice_limit, :ordered AND key IS NOT NULL ORDER BY declined, event_id) - 1)
-    / least(nullif(abs(slice_limit), 0), :batch) END AS slice
+    / least(nullif(abs(slice_limit), 0), {_BATCH}) END AS slice
   FROM candidates
 ), placed AS (
   SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place,
-    least(nullif(abs(first_value(slice_limit) OVER (PARTITION BY slice ORDER BY event_id)), 0), :batch) AS size
+    least(nullif(abs(first_value(slice_limit) OVER (PARTITION BY slice ORDER BY event_id)), 0), {_BATCH}) AS size
   FROM grouped
 ), slices AS (
-  SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids,
-         bool_or(suspect) AS suspect
+  SELECT array_agg(event_id ORDER BY event_id) AS event_ids, bool_or(suspect) AS suspect,
+         bool_and(declined) AS is_declined
   FROM placed WHERE place <= size GROUP BY slice HAVING NOT (:ordered AND bool_and(declined))
-  ORDER BY bool_and(declined), min(event_id) LIMIT :count
-), created AS (
+), chosen AS (
+  SELECT pipeline.uuid7() AS id, event_ids, suspect FROM slices ORDER BY is_declined, event_ids[1] LIMIT :count
+), {TURN}, {session_parts("EXISTS (SELECT FROM chosen)")}, created AS (
   INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
-  SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids, pipeline.clock(),
+  SELECT s.id, :workflow, :handler_id, session.id, s.event_ids, pipeline.clock(),
          (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1] AND e.created_by_run_id IS NULL)
-  FROM slices s
+  FROM chosen s, session
   RETURNING *
 ), places AS MATERIALIZED (
   SELECT c.id, offered.event_id FROM created c, unnest(c.offered) AS offered(event_id)
@@ -205,28 +209,36 @@ WITH fresh AS (
   UPDATE pipeline.deliveries d SET offered_to = p.id
   FROM places p WHERE d.event_id = p.event_id AND d.handler_id = :handler_id
 )
-SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.offered[1]
+SELECT c.*, s.suspect, h.name AS handler, h.kind, (
+    (SELECT count(*) FROM slices WHERE NOT is_declined) > :count OR (SELECT count(*) FROM fresh) >= :window
+  ) AS has_more
+FROM created c JOIN chosen s ON s.id = c.id JOIN pipeline.handlers h ON h.id = c.handler_id ORDER BY c.offered[1]
 """)
 
 #: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
 #: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
 #: A commit ends a run and books the next slot without the workflow's lock. So one snapshot must show both: that no run
 #: is active, and that the slot is still to be taken.
-INSERT_UNSLICED = Statement[RunRow](f"""
-INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
-SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
+INSERT_UNSLICED = Statement[StartedRunRow](f"""
+WITH wanted AS MATERIALIZED (SELECT (
   SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
   FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
   WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.event_id > (SELECT low_watermark FROM pipeline.handlers WHERE id = :handler_id)
     AND {IS_AVAILABLE}
-  ORDER BY d.event_id LIMIT 1)
-WHERE NOT EXISTS (
-  SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
-    AND status = '{RunStatus.ACTIVE}' AND (:is_single OR phase IN {BEFORE_PREPARED}))
-  AND (CAST(:slot AS timestamptz) IS NULL OR EXISTS (
-    SELECT FROM pipeline.handlers WHERE id = :handler_id AND next_run_at = :slot))
-RETURNING *
+  ORDER BY d.event_id LIMIT 1) AS traceparent
+  WHERE NOT EXISTS (
+    SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
+      AND status = '{RunStatus.ACTIVE}' AND (CAST(:is_single AS boolean) OR phase IN {BEFORE_PREPARED}))
+    AND (CAST(:slot AS timestamptz) IS NULL OR EXISTS (
+      SELECT FROM pipeline.handlers WHERE id = :handler_id AND next_run_at = CAST(:slot AS timestamptz)))
+), {TURN}, {session_parts("EXISTS (SELECT FROM wanted)")}, created AS (
+  INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
+  SELECT :workflow, :handler_id, session.id, pipeline.clock(), w.traceparent FROM wanted w, session
+  RETURNING *
+)
+SELECT c.*, false AS suspect, h.name AS handler, h.kind, false AS has_more
+FROM created c JOIN pipeline.handlers h ON h.id = c.handler_id
 """)
 
 #: A consumer whose run saw everything and took nothing is idle: the run's snapshot says what it has seen. This does not
@@ -473,10 +485,10 @@ WITH stopped AS (
     AND {IS_RETRY_DUE}
     AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
   ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
-), created AS (
+), {TURN}, {session_parts("EXISTS (SELECT FROM stopped)")}, created AS (
   INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, mutation_outcome, mutation_id, offered,
                              event_ids, prepare_result, retry_of, attempt, dispatched_at, traceparent)
-  SELECT s.workflow, s.handler_id, :session_id,
+  SELECT s.workflow, s.handler_id, session.id,
          CASE WHEN s.mutation_outcome = '{MutationOutcome.FAILURE}'
            THEN '{Phase.PREPARED}' ELSE '{Phase.EMITTING}' END,
          CASE WHEN s.mutation_outcome = '{MutationOutcome.FAILURE}'
@@ -486,7 +498,7 @@ WITH stopped AS (
          '00-' || coalesce(substring(s.traceparent FROM '^00-([0-9a-f]{{32}})-[0-9a-f]{{16}}-[0-9a-f]{{2}}$'), x.id)
          || '-' || right(x.id, 16) || '-'
          || coalesce(substring(s.traceparent FROM '^00-[0-9a-f]{{32}}-[0-9a-f]{{16}}-([0-9a-f]{{2}})$'), '81')
-  FROM stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
+  FROM session, stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
   RETURNING *
 ), carried AS (
   UPDATE pipeline.runs r SET retry_pending = false FROM created c WHERE r.id = c.retry_of
@@ -496,7 +508,8 @@ WITH stopped AS (
   UPDATE pipeline.deliveries d SET run_id = i.id
   FROM inputs i WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.retry_of
 )
-SELECT c.*, s.status = '{RunStatus.CRASHED}' AS suspect FROM created c JOIN stopped s ON s.id = c.retry_of ORDER BY c.id
+SELECT c.*, s.status = '{RunStatus.CRASHED}' AS suspect, h.name AS handler, h.kind, true AS has_more
+FROM created c JOIN stopped s ON s.id = c.retry_of JOIN pipeline.handlers h ON h.id = c.handler_id ORDER BY c.id
 """)
 
 

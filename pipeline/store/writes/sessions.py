@@ -7,23 +7,30 @@ from pipeline.store.predicates import KEEPS_SESSION_OPEN
 from pipeline.store.rows import NameRow, SessionIdRow
 from pipeline.store.schema import SessionRow
 
-#: The handler that starts goes behind the others of its workflow. An approved run continues, and names no handler.
-OPEN_SESSION = Statement[SessionIdRow]("""
-WITH turn AS (
-  UPDATE pipeline.workflows SET turns = array_append(array_remove(turns, CAST(:handler_id AS integer)), :handler_id)
+#: A part of a statement that holds the workflow's lock: the handler that starts goes behind the others.
+TURN = """turn AS (
+  UPDATE pipeline.workflows
+  SET turns = array_append(array_remove(turns, CAST(:handler_id AS integer)), CAST(:handler_id AS integer))
   WHERE name = :workflow AND CAST(:handler_id AS integer) <> coalesce(turns[cardinality(turns)], 0)
-), opened AS (
-  INSERT INTO pipeline.sessions (workflow) VALUES (:workflow)
-  ON CONFLICT (workflow) WHERE finished_at IS NULL DO NOTHING RETURNING id
-)
-SELECT id FROM opened UNION ALL
-SELECT id FROM pipeline.sessions WHERE workflow = :workflow AND finished_at IS NULL LIMIT 1
-""")
+)"""
 
-DISCARD_SESSION = Command("""
-DELETE FROM pipeline.sessions s
-WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
-""")
+
+def session_parts(condition: str) -> str:
+    """Return parts of a statement that holds the workflow's lock: ``session`` is the open session of the workflow.
+
+    One is opened if none is open and the condition is true.
+    """
+    return f"""opened AS (
+  INSERT INTO pipeline.sessions (workflow) SELECT CAST(:workflow AS text) WHERE {condition}
+  ON CONFLICT (workflow) WHERE finished_at IS NULL DO NOTHING RETURNING id
+), session AS MATERIALIZED (
+  SELECT id FROM opened UNION ALL
+  SELECT id FROM pipeline.sessions WHERE workflow = :workflow AND finished_at IS NULL LIMIT 1
+)"""
+
+
+#: For a run that continues after its approval.
+OPEN_SESSION = Statement[SessionIdRow](f"WITH {session_parts('true')} SELECT id FROM session")
 
 #: The run takes its cost with it, out of the session that ended while it waited for approval.
 JOIN_SESSION = Command("""

@@ -7,11 +7,16 @@ committing workers never touch it. Only ``transitions`` may import this.
 from collections.abc import Sequence
 
 from pipeline.store.database import Command, Statement, Transaction, UnreadRow
-from pipeline.store.rows import BackfillRow, LockedWorkflowRow, MaintenanceTaskIdRow, NameRow
+from pipeline.store.rows import BackfillRow, HandlerFactsRow, LockedWorkflowRow, MaintenanceTaskIdRow, NameRow
 from pipeline.store.schema import BlockRow
 
 LOCK_WORKFLOWS = Statement[NameRow](
     "SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE"
+)
+
+#: Lock a workflow and read what is due in it, in one round trip.
+LOCK_AND_READ_FACTS = Statement[HandlerFactsRow](
+    "SELECT * FROM pipeline.handler_facts(ARRAY[CAST(:workflow AS text)], is_locking => true)"
 )
 
 LOCK_WORKFLOWS_OF_RUNS = Statement[LockedWorkflowRow]("""
