@@ -66,6 +66,9 @@ CREATE TABLE pipeline.workflows (
 )
     """,
     """
+CREATE INDEX workflows_maintenance ON pipeline.workflows (name) WHERE maintenance
+    """,
+    """
 CREATE TABLE pipeline.topics (
     workflow TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -139,6 +142,9 @@ CREATE TABLE pipeline.subscriptions (
 )
     """,
     """
+CREATE INDEX subscriptions_backfill ON pipeline.subscriptions (workflow, topic, handler_id) WHERE backfill_until IS NOT NULL
+    """,
+    """
 CREATE TABLE pipeline.events (
     id BIGINT DEFAULT pipeline.next_event_id() NOT NULL,
     workflow TEXT NOT NULL,
@@ -184,7 +190,7 @@ CREATE TABLE pipeline.deliveries (
  WITH (fillfactor = 70)
     """,
     """
-CREATE INDEX deliveries_declined ON pipeline.deliveries (handler_id, event_id) WHERE status = 'pending' AND declined
+CREATE INDEX deliveries_declined ON pipeline.deliveries (handler_id, declined, event_id) WHERE status = 'pending' AND declined
     """,
     """
 CREATE INDEX deliveries_delayed ON pipeline.deliveries (handler_id, available_at) WHERE status = 'pending' AND available_at IS NOT NULL
@@ -519,7 +525,8 @@ BEGIN
   
   (CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) THEN (
     SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > h.low_watermark AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    WHERE d.handler_id = ANY(ARRAY[CAST(h.id AS integer)]) AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > h.low_watermark AND NOT d.declined
+      AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
       AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
@@ -542,32 +549,39 @@ BEGIN
       WHERE b.workflow = h.workflow AND b.handler_id = h.id AND b.backfill_until IS NOT NULL)))
       AND (w.concurrency = 1 OR (NOT h.ordered OR d.key IS NULL OR d.event_id <= coalesce(CAST((
       SELECT jsonb_object_agg(k.key, k.last_id) FROM (
-        SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[h.batch] AS last_id FROM pipeline.deliveries o
-        WHERE o.handler_id = h.id AND o.status = 'pending' AND o.declined AND o.offered_to IS NULL
-          AND o.key IS NOT NULL
+        SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[h.batch] AS last_id FROM (
+          SELECT d.key, d.event_id FROM pipeline.deliveries d
+          WHERE d.handler_id = ANY(ARRAY[CAST(h.id AS integer)]) AND d.status = 'pending' AND d.declined
+            AND d.offered_to IS NULL AND d.key IS NOT NULL
+          ORDER BY d.handler_id, d.declined, d.event_id OFFSET 0
+        ) o
         GROUP BY o.key HAVING count(*) >= h.batch
       ) k) ->> d.key AS bigint), 9223372036854775807)))
-      AND (w.concurrency = 1 OR (NOT h.ordered OR (SELECT true FROM pipeline.handlers o JOIN pipeline.subscriptions s
-      ON s.workflow = o.workflow AND s.topic = d.topic AND s.handler_id = o.id
-      WHERE o.id = d.handler_id) IS NOT NULL))
-    ORDER BY d.event_id LIMIT 1)
+      AND (w.concurrency = 1 OR (NOT h.ordered OR (SELECT true FROM pipeline.subscriptions s
+      WHERE s.workflow = (SELECT o.workflow FROM pipeline.handlers o WHERE o.id = d.handler_id)
+        AND s.topic = d.topic AND s.handler_id = d.handler_id) IS NOT NULL))
+    ORDER BY d.handler_id, d.event_id LIMIT 1)
   ELSE (
     SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.xid >= pg_snapshot_xmin(h.idle_snapshot) AND d.xid < pg_snapshot_xmax(pg_current_snapshot())
-      AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot) AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
+      AND d.xid < pg_snapshot_xmax(pg_current_snapshot()) AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
+      AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     ORDER BY d.xid LIMIT 1)
   END IS NOT NULL OR (
     SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.available_at > h.idle_at AND d.available_at <= pipeline.clock()
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND d.available_at > h.idle_at
+      AND d.available_at <= pipeline.clock()
     ORDER BY d.available_at LIMIT 1) IS NOT NULL) AS has_unseen,
   ARRAY(
-    SELECT CAST(r.id AS text) FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+    SELECT CAST(r.id AS text) FROM pipeline.runs r
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
-      AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+      AND coalesce((
+      SELECT m.status IN ('applied', 'failed') FROM pipeline.mutations m WHERE m.id = r.mutation_id), true)
     ORDER BY r.id LIMIT 1000) AS retryable,
   CASE WHEN w.concurrency = 1 OR h.wake_at IS NOT NULL THEN (
     SELECT abs(d.slice_limit) FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()) AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
+    WHERE d.handler_id = ANY(ARRAY[CAST(h.id AS integer)]) AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > h.low_watermark AND NOT d.declined
+      AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()) AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
         AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
@@ -587,11 +601,11 @@ BEGIN
         WHERE r.mutation_outcome = 'skipped')), false)
     AND NOT EXISTS (SELECT FROM pipeline.subscriptions b
       WHERE b.workflow = h.workflow AND b.handler_id = h.id AND b.backfill_until IS NOT NULL)))
-    ORDER BY d.event_id LIMIT 1) END AS slice_limit,
+    ORDER BY d.handler_id, d.event_id LIMIT 1) END AS slice_limit,
   (h.unclaimed_since IS NOT NULL) AS is_unclaimed,
-  (h.unclaimed_since IS NOT NULL AND EXISTS (
-    SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
-      AND r.status = 'active')) AS has_probe_run,
+  (h.unclaimed_since IS NOT NULL AND (
+    SELECT true FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
+      AND r.status = 'active' LIMIT 1) IS NOT NULL) AS has_probe_run,
   pipeline.clock() AS now
 FROM (SELECT w.name AS workflow,
   w.desired AS desired,
@@ -603,15 +617,17 @@ FROM (SELECT w.name AS workflow,
       AND r.handler_id <> ALL(ARRAY(
       SELECT h.id FROM pipeline.handlers h WHERE h.workflow = w.name AND h.retired))) AS active_runs,
   w.turns AS turns,
-  (w.concurrency = 1 AND EXISTS (
-    SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-    WHERE r.workflow = w.name AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND EXISTS (
-      SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND NOT h.retired AND NOT h.unclaimed_since IS NOT NULL)
+  (w.concurrency = 1 AND (
+    SELECT true FROM pipeline.runs r
+    WHERE r.workflow = w.name AND r.retry_pending AND coalesce((
+      SELECT m.status IN ('applied', 'failed') FROM pipeline.mutations m WHERE m.id = r.mutation_id), true) AND (
+      SELECT NOT h.retired AND NOT h.unclaimed_since IS NOT NULL FROM pipeline.handlers h WHERE h.id = r.handler_id)
     UNION ALL
-    SELECT FROM pipeline.runs r
+    SELECT true FROM pipeline.runs r
     WHERE r.workflow = w.name AND r.finished_at IS NULL AND r.status = 'paused:approval'
       AND r.handler_id <> ALL(ARRAY(
-      SELECT h.id FROM pipeline.handlers h WHERE h.workflow = w.name AND h.retired)))) AS has_waiting FROM pipeline.workflows w WHERE w.name = ANY(names) OFFSET 0) w JOIN pipeline.handlers h ON h.workflow = w.workflow AND NOT h.retired
+      SELECT h.id FROM pipeline.handlers h WHERE h.workflow = w.name AND h.retired)) LIMIT 1) IS NOT NULL) AS has_waiting FROM pipeline.workflows w WHERE w.name = ANY(names) OFFSET 0) w
+CROSS JOIN LATERAL (SELECT * FROM pipeline.handlers c WHERE c.workflow = w.workflow AND NOT c.retired OFFSET 0) h
 ORDER BY w.workflow, h.name;
 END
 $$

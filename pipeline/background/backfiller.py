@@ -14,7 +14,7 @@ def continue_backfills(db: Database) -> SweepReport:
     """Deliver earlier events to consumers that have joined a topic, page by page, for a while."""
     report = SweepReport()
     ends_at = time.monotonic() + _SECONDS
-    with db.transaction() as tx:
+    with db.autocommit() as tx:
         workflows = dict.fromkeys(row.workflow for row in work.open_backfills(tx))
     for workflow in workflows:
         is_open = True

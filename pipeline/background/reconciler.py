@@ -55,7 +55,7 @@ MONITOR = Actor(name="monitor", reason="a monitor check found it after it was re
 
 def dispatch_due(db: Database, dispatch: Callable[[str], None]) -> SweepReport:
     """Send a message for every mutation whose next reconcile attempt is due: in doubt, or monitored."""
-    with db.transaction() as tx:
+    with db.autocommit() as tx:
         due = ledger.due_mutation_ids(tx)
     for mutation_id in due:
         dispatch(str(mutation_id))

@@ -118,7 +118,7 @@ def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0)
 
 def recover_unclaimed_runs(db: Database, *, older_than: timedelta) -> int:
     """Withdraw runs that no worker claims, one workflow after the other. Other runs may take their places."""
-    with db.transaction() as tx:
+    with db.autocommit() as tx:
         found = work.unclaimed_runs(tx, older_than=older_than)
     taken = 0
     for workflow in sorted({row.workflow for row in found}):

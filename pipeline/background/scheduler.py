@@ -79,7 +79,7 @@ class Scheduler:
         report = SweepReport()
         due = self._backlogged & set(workflows)
         if unknown := set(workflows) - due:
-            with self.db.transaction() as tx:
+            with self.db.autocommit() as tx:
                 due |= set(due_workflows(work.handler_facts(tx, *sorted(unknown))))
         for workflow in sorted(due):
             has_started = self._try_to_start(workflow, report)

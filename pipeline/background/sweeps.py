@@ -39,16 +39,22 @@ class Sweeps:
     periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each duty may run
 
     def run(self, name: str) -> SweepReport | None:
-        """Run a duty if its slot is free. None: another caller has just run it."""
-        with self.db.transaction() as tx:
-            if not slots.take_slot(tx, name, self.periods[name]):
-                return None
+        """Run a duty if its slot is free. None: another caller has just run it.
+
+        The report is saved if it differs from the last one: a duty that finds nothing, time after time, writes its
+        slot only.
+        """
+        with self.db.autocommit() as tx:
+            slot = slots.take_slot(tx, name, self.periods[name])
+        if slot is None:
+            return None
         begun = time.monotonic()
         report = DUTIES[name].run(self)
         if metrics.is_on():
             metrics.record("pipeline.sweep.duration", {"sweep": name}, time.monotonic() - begun)
-        with self.db.transaction() as tx:
-            slots.save_report(tx, name, report.counts)
+        if report.counts != slot.last_report:
+            with self.db.autocommit() as tx:
+                slots.save_report(tx, name, report.counts)
         return report
 
     def rescue(self) -> SweepReport:

@@ -10,11 +10,13 @@ from typing import NamedTuple
 from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.store.predicates import (
     IS_AVAILABLE,
+    IS_OUTCOME_KNOWN,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
-    RESOLVED_MUTATION,
+    PENDING_ORDER,
     is_in_next_slice,
     is_key_free,
+    is_of_handler,
     is_subscribed,
 )
 
@@ -23,7 +25,7 @@ MAX_RETRIES = 1000  #: runs that one start retries, at most: as many as the larg
 #: After a restore into another cluster, stored transaction ids may be larger than the current one. A snapshot with such
 #: an id is treated as unknown. A delivery with such an id was visible to every snapshot of this cluster.
 _CURRENT_XMAX = "pg_snapshot_xmax(pg_current_snapshot())"
-_PENDING_DELIVERY = f"d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL"
+_IS_WAITING = f"d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL"
 _IS_KEY_FREE = is_key_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")
 
 
@@ -41,11 +43,11 @@ _IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
 #: Runs that nothing overtakes while the workflow has one place. They wait for approval, or for a retry with a known
 #: outcome. Runs of unclaimed handlers are left out; they are scheduled first once a worker knows the handler.
 _WAITING_RUNS = f"""
-    SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-    WHERE r.workflow = w.name AND r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION}) AND EXISTS (
-      SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND NOT h.retired AND NOT {IS_UNCLAIMED})
+    SELECT true FROM pipeline.runs r
+    WHERE r.workflow = w.name AND r.retry_pending AND {IS_OUTCOME_KNOWN} AND (
+      SELECT NOT h.retired AND NOT {IS_UNCLAIMED} FROM pipeline.handlers h WHERE h.id = r.handler_id)
     UNION ALL
-    SELECT FROM pipeline.runs r
+    SELECT true FROM pipeline.runs r
     WHERE r.workflow = w.name AND r.finished_at IS NULL AND r.status = '{RunStatus.PAUSED_APPROVAL}'
       AND {_IS_HANDLER_CURRENT}"""
 
@@ -65,40 +67,44 @@ WORKFLOW_FACTS: Mapping[str, Fact] = {
       AND {_IS_HANDLER_CURRENT})""",
     ),
     "turns": Fact("integer[]", "w.turns"),
-    "has_waiting": Fact("boolean", f"(w.concurrency = 1 AND EXISTS ({_WAITING_RUNS}))"),
+    "has_waiting": Fact("boolean", f"(w.concurrency = 1 AND ({_WAITING_RUNS} LIMIT 1) IS NOT NULL)"),
 }
 
 #: An event that the last empty prepare of the handler cannot have seen, or whose pause is over since.
 _HAS_UNSEEN = f"""
   (CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
     SELECT true FROM pipeline.deliveries d
-    WHERE {_PENDING_DELIVERY} AND d.event_id > h.low_watermark AND NOT d.declined AND {IS_AVAILABLE}
+    WHERE {is_of_handler("h.id")} AND {_IS_WAITING} AND d.event_id > h.low_watermark AND NOT d.declined
+      AND {IS_AVAILABLE}
       AND {_IS_KEY_FREE}
       AND (w.concurrency = 1 OR {is_in_next_slice(ordered="h.ordered", handler="h.id", batch="h.batch")})
       AND (w.concurrency = 1 OR {is_subscribed(ordered="h.ordered")})
-    ORDER BY d.event_id LIMIT 1)
+    ORDER BY {PENDING_ORDER} LIMIT 1)
   ELSE (
     SELECT true FROM pipeline.deliveries d
-    WHERE {_PENDING_DELIVERY} AND d.xid >= pg_snapshot_xmin(h.idle_snapshot) AND d.xid < {_CURRENT_XMAX}
-      AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot) AND NOT d.declined AND {IS_AVAILABLE}
+    WHERE d.handler_id = h.id AND {_IS_WAITING} AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
+      AND d.xid < {_CURRENT_XMAX} AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
+      AND NOT d.declined AND {IS_AVAILABLE}
     ORDER BY d.xid LIMIT 1)
   END IS NOT NULL OR (
     SELECT true FROM pipeline.deliveries d
-    WHERE {_PENDING_DELIVERY} AND d.available_at > h.idle_at AND d.available_at <= pipeline.clock()
+    WHERE d.handler_id = h.id AND {_IS_WAITING} AND d.available_at > h.idle_at
+      AND d.available_at <= pipeline.clock()
     ORDER BY d.available_at LIMIT 1) IS NOT NULL)"""
 
 _RETRYABLE = f"""ARRAY(
-    SELECT CAST(r.id AS text) FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+    SELECT CAST(r.id AS text) FROM pipeline.runs r
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id AND {IS_RETRY_DUE}
-      AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
+      AND {IS_OUTCOME_KNOWN}
     ORDER BY r.id LIMIT {MAX_RETRIES})"""
 
 #: Of the first event that a run which sees everything is shown: in how large a slice it may be offered. Only consumers
 #: that get such a run have it.
 _SLICE_LIMIT = f"""CASE WHEN w.concurrency = 1 OR h.wake_at IS NOT NULL THEN (
     SELECT abs(d.slice_limit) FROM pipeline.deliveries d
-    WHERE {_PENDING_DELIVERY} AND NOT d.declined AND d.event_id > h.low_watermark AND {IS_AVAILABLE} AND {_IS_KEY_FREE}
-    ORDER BY d.event_id LIMIT 1) END"""
+    WHERE {is_of_handler("h.id")} AND {_IS_WAITING} AND d.event_id > h.low_watermark AND NOT d.declined
+      AND {IS_AVAILABLE} AND {_IS_KEY_FREE}
+    ORDER BY {PENDING_ORDER} LIMIT 1) END"""
 
 #: What makes a handler ``h`` due, and what its next run needs.
 HANDLER_FACTS: Mapping[str, Fact] = {
@@ -117,9 +123,9 @@ HANDLER_FACTS: Mapping[str, Fact] = {
     "is_unclaimed": Fact("boolean", f"({IS_UNCLAIMED})"),
     "has_probe_run": Fact(
         "boolean",
-        f"""({IS_UNCLAIMED} AND EXISTS (
-    SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
-      AND r.status = '{RunStatus.ACTIVE}'))""",
+        f"""({IS_UNCLAIMED} AND (
+    SELECT true FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
+      AND r.status = '{RunStatus.ACTIVE}' LIMIT 1) IS NOT NULL)""",
     ),
     "now": Fact("timestamptz", "pipeline.clock()"),
 }
@@ -132,12 +138,16 @@ def workflow_facts(names: str) -> str:
 
 
 def handler_facts(names: str) -> str:
-    """Return the SQL of the facts of every current handler of these workflows. Those of a workflow are read once."""
+    """Return the SQL of the facts of every current handler of these workflows. Those of a workflow are read once.
+
+    OFFSET 0 keeps the planner from joining whole tables, which it would do while it takes them for small.
+    """
     facts = ",\n  ".join(f"{fact.sql} AS {name}" for name, fact in HANDLER_FACTS.items())
     allowed = ", ".join(f"w.{name}" for name in WORKFLOW_FACTS)
     return f"""
 SELECT {allowed},
   {facts}
-FROM ({workflow_facts(names)} OFFSET 0) w JOIN pipeline.handlers h ON h.workflow = w.workflow AND NOT h.retired
+FROM ({workflow_facts(names)} OFFSET 0) w
+CROSS JOIN LATERAL (SELECT * FROM pipeline.handlers c WHERE c.workflow = w.workflow AND NOT c.retired OFFSET 0) h
 ORDER BY w.workflow, h.name
 """

@@ -40,6 +40,12 @@ DONE_DELIVERY = sql_list(DeliveryStatus.CONSUMED, DeliveryStatus.SKIPPED)
 #: An input of a run that is not over.
 HELD_INPUT = sql_list(DeliveryStatus.RESERVED, DeliveryStatus.SKIPPED)
 
+#: The order of the index on pending deliveries. Together with ``is_of_handler`` only that index has it: by ``event_id``
+#: alone the planner could walk the primary key through everything that is done.
+PENDING_ORDER = "d.handler_id, d.event_id"
+#: The same of the index on declined ones: by another the planner could walk through all that is pending.
+DECLINED_ORDER = "d.handler_id, d.declined, d.event_id"
+
 #: Of a delivery: it does not back off, so a run may take it now.
 IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
 
@@ -49,6 +55,10 @@ IS_LEASE_IN_FUTURE = "r.lease_expires_at > pipeline.clock() + 2 * r.lease_durati
 
 #: Of a stopped run: it does not back off, so it may be retried now.
 IS_RETRY_DUE = "(r.retry_at IS NULL OR r.retry_at <= pipeline.clock())"
+
+#: Of a run: the outcome of its mutation is known, or it has none. Found by key, whatever the planner knows of a table.
+IS_OUTCOME_KNOWN = f"""coalesce((
+      SELECT m.status IN {RESOLVED_MUTATION} FROM pipeline.mutations m WHERE m.id = r.mutation_id), true)"""
 
 #: Of a run: its session stays open for it. A session waits for no approval: an operator may take days.
 KEEPS_SESSION_OPEN = f"(r.finished_at IS NULL AND r.status <> '{RunStatus.PAUSED_APPROVAL}')"
@@ -98,20 +108,34 @@ def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
     """
     return f"""(NOT {ordered} OR d.key IS NULL OR d.event_id <= coalesce(CAST((
       SELECT jsonb_object_agg(k.key, k.last_id) FROM (
-        SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[{batch}] AS last_id FROM pipeline.deliveries o
-        WHERE o.handler_id = {handler} AND o.status = '{DeliveryStatus.PENDING}' AND o.declined AND o.offered_to IS NULL
-          AND o.key IS NOT NULL
+        SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[{batch}] AS last_id FROM (
+          SELECT d.key, d.event_id FROM pipeline.deliveries d
+          WHERE {is_of_handler(handler)} AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
+            AND d.offered_to IS NULL AND d.key IS NOT NULL
+          ORDER BY {DECLINED_ORDER} OFFSET 0
+        ) o
         GROUP BY o.key HAVING count(*) >= {batch}
       ) k) ->> d.key AS bigint), 9223372036854775807))"""
 
 
 def is_subscribed(*, ordered: str) -> str:
     """The consumer is subscribed to its topic: an event that no run can see blocks no other."""
-    return f"""(NOT {ordered} OR (SELECT true FROM pipeline.handlers o JOIN pipeline.subscriptions s
-      ON s.workflow = o.workflow AND s.topic = d.topic AND s.handler_id = o.id
-      WHERE o.id = d.handler_id) IS NOT NULL)"""
+    return f"""(NOT {ordered} OR (SELECT true FROM pipeline.subscriptions s
+      WHERE s.workflow = (SELECT o.workflow FROM pipeline.handlers o WHERE o.id = d.handler_id)
+        AND s.topic = d.topic AND s.handler_id = d.handler_id) IS NOT NULL)"""
 
 
 def added_cost(reported: str) -> str:
     """Return the SQL of the cost of run ``r`` with what was reported. It stays NULL while nothing was."""
     return f"coalesce(r.cost + {reported}.cost, r.cost, {reported}.cost)"
+
+
+def handler_columns(run: str) -> str:
+    """Return the columns that the message of a run says of its handler, found by key."""
+    return f"""(SELECT h.name FROM pipeline.handlers h WHERE h.id = {run}.handler_id) AS handler,
+  (SELECT h.kind FROM pipeline.handlers h WHERE h.id = {run}.handler_id) AS kind"""
+
+
+def is_of_handler(handler: str) -> str:
+    """The delivery is of this handler. With an array the planner cannot drop the handler from ``PENDING_ORDER``."""
+    return f"d.handler_id = ANY(ARRAY[CAST({handler} AS integer)])"

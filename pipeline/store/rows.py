@@ -405,10 +405,15 @@ class RetriedRunRow(Protocol):
 
 
 class SweepAgeRow(Protocol):
-    """How long ago a sweep ran, and its report."""
+    """How long ago a sweep ran."""
 
     name: str
     age: timedelta
+
+
+class SweepReportRow(Protocol):
+    """What the last run of a sweep did; None: it has not reported."""
+
     report: Any
 
 

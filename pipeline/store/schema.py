@@ -176,6 +176,7 @@ workflows = table(
     check("concurrency_positive", "concurrency >= 1"),
     check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
     check("ledger_outlives_done", "(keep_ledger IS NOT NULL) <= coalesce(keep_ledger >= keep_done, false)"),
+    index("workflows_maintenance", "name", where="maintenance"),
 )
 
 
@@ -267,6 +268,7 @@ subscriptions = table(
     "subscriptions",
     SubscriptionRow,
     sa.PrimaryKeyConstraint("workflow", "topic", "handler_id"),
+    index("subscriptions_backfill", "workflow", "topic", "handler_id", where="backfill_until IS NOT NULL"),
 )
 
 
@@ -340,7 +342,7 @@ deliveries = table(
     index("deliveries_pending_of_topic", "handler_id", "topic", "event_id", where=_PENDING),
     index("deliveries_unseen", "handler_id", "xid", where=_PENDING),
     index("deliveries_reserved", "handler_id", "event_id", where=_RESERVED),
-    index("deliveries_declined", "handler_id", "event_id", where=f"{_PENDING} AND declined"),
+    index("deliveries_declined", "handler_id", "declined", "event_id", where=f"{_PENDING} AND declined"),
     index("deliveries_delayed", "handler_id", "available_at", where=f"{_PENDING} AND available_at IS NOT NULL"),
     index("deliveries_failed", "handler_id", where=f"failing_since IS NOT NULL AND status IN {OPEN_DELIVERY}"),
     index("deliveries_held_keys", "handler_id", "key", "event_id", where=_HELD_KEY),

@@ -87,9 +87,10 @@ class Watchdog:
     def dispatch_late_sweeps(self) -> None:
         """Dispatch sweeps that beat has not dispatched; the slot of a sweep lets one worker run it."""
         uptime = timedelta(seconds=time.monotonic() - self._started_at)
-        with self.process.db.transaction() as tx:
-            idle = work.overdue_sweeps(tx, self.process.sweeps.periods)
-            late = work.overdue_sweeps(tx, self.process.sweeps.periods, since=uptime)
+        with self.process.db.autocommit() as tx:
+            ages = work.sweep_ages(tx)
+        idle = work.overdue(ages, self.process.sweeps.periods)
+        late = work.overdue(ages, self.process.sweeps.periods, since=uptime)
         if late:
             log.warning("beat is late with %s: this worker dispatches them; is beat running?", ", ".join(late))
         for name in idle:  # one that never ran is dispatched at once; the warning about beat comes later

@@ -18,9 +18,9 @@ from tests.support.scripted_consumers import Shop, at_once
 from tests.support.table_reads import open_session, rows
 
 
-def costs(act: Callable[[], object]) -> list[int]:
+def costs(run: Inline, act: Callable[[], object]) -> list[int]:
     """How many statements each transaction of an act ran."""
-    with counted_statements() as transactions:
+    with counted_statements(run.db) as transactions:
         act()
     return [len(statements) for statements in transactions]
 
@@ -37,7 +37,7 @@ def finish(run: Inline) -> list[int]:
         patch.setattr(
             run.scheduler,
             "schedule_due",
-            lambda workflows: measured.append(costs(lambda: schedule_due(workflows))),
+            lambda workflows: measured.append(costs(run, lambda: schedule_due(workflows))),
         )
         while not measured:
             run.deliver(run.messages.popleft())
@@ -47,17 +47,17 @@ def finish(run: Inline) -> list[int]:
 @pytest.mark.parametrize("concurrency", [1, 2, 3, 400])
 def test_a_wake_up_starts_a_run_in_two_statements_of_one_transaction(db: Database, concurrency: int) -> None:
     run = quick(concurrency=concurrency).started(db, 1)
-    assert costs(lambda: run.scheduler.schedule(["shop"])) == [2]
+    assert costs(run, lambda: run.scheduler.schedule(["shop"])) == [2]
     assert len(run.messages) == 1
-    assert costs(lambda: run.scheduler.schedule(["shop"])) == [1], "nothing is due any more"
+    assert costs(run, lambda: run.scheduler.schedule(["shop"])) == [1], "nothing is due any more"
 
 
 @pytest.mark.parametrize("concurrency", [2, 5, 64])
 def test_a_pass_comes_after_another_only_if_more_can_start(db: Database, concurrency: int) -> None:
     run = quick(concurrency=concurrency).started(db, 2 * concurrency)
-    assert costs(lambda: run.scheduler.schedule(["shop"])) == [2, 2], "each cohort has half the places"
+    assert costs(run, lambda: run.scheduler.schedule(["shop"])) == [2, 2], "each cohort has half the places"
     assert sum(len(message.run_ids) for message in run.messages) == concurrency
-    assert costs(lambda: run.scheduler.schedule(["shop"])) == [1], "it is full"
+    assert costs(run, lambda: run.scheduler.schedule(["shop"])) == [1], "it is full"
 
 
 def test_what_a_handler_waits_for_in_order_is_found_behind_the_window(db: Database) -> None:
@@ -77,7 +77,7 @@ def test_each_due_handler_costs_two_statements(db: Database) -> None:
     run = Inline(db, [workflow])
     for topic in topics[:2]:
         run.publish(topic, {"n": 1})
-    assert costs(lambda: run.scheduler.schedule(["house"])) == [2, 2]
+    assert costs(run, lambda: run.scheduler.schedule(["house"])) == [2, 2]
 
 
 def test_a_retry_is_started_in_two_statements(db: Database) -> None:
@@ -108,10 +108,10 @@ def test_workflows_of_a_cohort_are_asked_for_at_once(db: Database) -> None:
     for workflow, topic in zip(shops, topics, strict=True):
         workflow.effect(topic, name="take")(lambda ctx, event: None)
     run = Inline(db, shops)
-    assert costs(lambda: run.scheduler.schedule_due({"a", "b", "c"})) == [1]
+    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b", "c"})) == [1]
     run.publish(topics[1], {"n": 1})
-    assert costs(lambda: run.scheduler.schedule_due({"a", "b", "c"})) == [1, 2]
-    assert costs(lambda: run.scheduler.schedule_due({"a", "b"})) == [1, 1], "b is locked at once, and is full"
+    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b", "c"})) == [1, 2]
+    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b"})) == [1, 1], "b is locked at once, and is full"
 
 
 def test_behind_a_backlog_the_end_of_a_run_starts_the_next_in_two_statements(db: Database) -> None:
@@ -136,7 +136,7 @@ def test_a_workflow_that_is_held_is_not_locked_at_the_end_of_a_run_or_on_the_tic
     with db.transaction() as tx:
         workflows.pause(tx, "shop", SOMEBODY)
     assert finish(run) == [1]
-    with counted_statements() as transactions:
+    with counted_statements(db) as transactions:
         run.sweeps.tick()
     assert not any("is_locking => true" in statement for part in transactions for statement in part)
 

@@ -230,6 +230,7 @@ CHECKS: Mapping[str, Asked] = {rule.name: checked(rule) for rule in invariants.I
 #: Statements that look through what is pending: they must stay cheap however much that is.
 UNDER_BACKLOG = (
     "due facts",
+    "facts of what may be due",
     "peek",
     "peek in order",
     "peek of a quiet topic",

@@ -13,7 +13,7 @@ from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
 from pipeline.store import facts
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.predicates import IS_AVAILABLE, KEEPS_SESSION_OPEN, is_key_free
+from pipeline.store.predicates import IS_AVAILABLE, KEEPS_SESSION_OPEN, handler_columns, is_key_free
 from pipeline.store.rows import (
     DispatchableRunRow,
     HandlerFactsRow,
@@ -110,6 +110,7 @@ _PRESENT_NAMES = Statement[PresentNameRow](
 _SUBSCRIPTIONS = Statement[SubscribedHandlerRow](
     "SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow"
 )
+#: By the index on backfills that are not complete.
 _OPEN_BACKFILLS = Statement[OpenBackfillRow]("""
 SELECT workflow, topic, handler_id, backfill_until, backfill_after FROM pipeline.subscriptions
 WHERE workflow = coalesce(:workflow, workflow) AND backfill_until IS NOT NULL ORDER BY workflow, topic, handler_id
@@ -157,15 +158,16 @@ SELECT * FROM pipeline.handler_facts(ARRAY(
   SELECT h.workflow FROM pipeline.handlers h
   WHERE h.id = ANY(ARRAY(SELECT handler_id FROM waiting)) AND NOT h.retired
     AND (h.retry_at IS NULL OR h.retry_at <= pipeline.clock())
-  UNION SELECT workflow FROM retrying WHERE workflow IS NOT NULL
-  UNION SELECT h.workflow FROM pipeline.handlers h WHERE h.next_run_at <= pipeline.clock() AND NOT h.retired
-  UNION SELECT h.workflow FROM pipeline.handlers h WHERE h.wake_at <= pipeline.clock() AND NOT h.retired
+  UNION ALL SELECT workflow FROM retrying WHERE workflow IS NOT NULL
+  UNION ALL SELECT h.workflow FROM pipeline.handlers h WHERE h.next_run_at <= pipeline.clock() AND NOT h.retired
+  UNION ALL SELECT h.workflow FROM pipeline.handlers h WHERE h.wake_at <= pipeline.clock() AND NOT h.retired
 ), is_locking => false)
 """)
 _RETRIED_RUN_IDS = Statement[RetriedRunRow](
     "SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))"
 )
-_SWEEPS = Statement[SweepAgeRow]("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
+_SWEEPS = Statement[SweepAgeRow]("SELECT name, pipeline.clock() - last_run_at AS age FROM pipeline.sweeps")
+_OVERDUE_PERIODS = 3  #: a sweep is overdue when it has not run for so many of its periods
 #: In turns, so that many runs of one workflow hold up no other.
 _LAPSED = Statement[RunOfWorkflowRow]("""
 SELECT t.id, t.workflow FROM (
@@ -318,15 +320,24 @@ def retryable_runs(tx: Transaction, workflow: str) -> list[UUID]:
     return sorted(UUID(run_id) for row in handler_facts(tx, workflow) for run_id in row.retryable)
 
 
-def overdue_sweeps(
-    tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0, since: timedelta = timedelta.max
-) -> list[str]:
-    """Sweeps that have not run for so many of their periods; one that never ran is as old as ``since`` says.
+def sweep_ages(tx: Transaction) -> dict[str, timedelta]:
+    """How long ago each sweep has run. One that never ran is missing.
 
     A last run in the future is from before the clock was set back, and says as little as one long ago.
     """
-    last = {row.name: abs(row.age) for row in tx.all(_SWEEPS)}
-    return [name for name, every in periods.items() if last.get(name, since) > every * times]
+    return {row.name: abs(row.age) for row in tx.all(_SWEEPS)}
+
+
+def overdue_sweeps(tx: Transaction, periods: Mapping[str, timedelta]) -> list[str]:
+    """Sweeps that never ran, or not for so many of their periods that they should have."""
+    return overdue(sweep_ages(tx), periods)
+
+
+def overdue(
+    ages: Mapping[str, timedelta], periods: Mapping[str, timedelta], *, since: timedelta = timedelta.max
+) -> list[str]:
+    """Sweeps of these ages that are overdue; one that never ran is as old as ``since`` says."""
+    return [name for name, every in periods.items() if ages.get(name, since) > every * _OVERDUE_PERIODS]
 
 
 def lapsed_runs(tx: Transaction, *, limit: int = 100) -> Sequence[RunOfWorkflowRow]:
@@ -346,10 +357,10 @@ def unattended_maintenance(tx: Transaction) -> list[str]:
 
 #: In turns, so that many runs of one handler starve no other. Of each handler the longest undispatched first.
 STALE_DISPATCHES = Statement[DispatchableRunRow](f"""
-SELECT t.* FROM (
-  SELECT r.*, h.name AS handler, h.kind, row_number() OVER (
+SELECT t.*, {handler_columns("t")} FROM (
+  SELECT r.*, row_number() OVER (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
-  FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+  FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
     AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - CAST(:redispatch_after AS interval)
       OR r.dispatched_at > pipeline.clock() + CAST(:redispatch_after AS interval))

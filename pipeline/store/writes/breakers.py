@@ -2,6 +2,7 @@
 
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.store.database import Statement
+from pipeline.store.predicates import handler_columns
 from pipeline.store.rows import DispatchableRunRow
 from pipeline.store.schema import BreakerRow
 
@@ -83,6 +84,6 @@ WITH waiting AS (
     AND (r.phase = '{Phase.MUTATING}' OR r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')
   ORDER BY r.id LIMIT :limit FOR NO KEY UPDATE OF r SKIP LOCKED
 )
-UPDATE pipeline.runs r SET dispatched_at = NULL FROM waiting, pipeline.handlers h
-WHERE r.id = waiting.id AND h.id = r.handler_id RETURNING r.*, h.name AS handler, h.kind
+UPDATE pipeline.runs r SET dispatched_at = NULL FROM waiting WHERE r.id = waiting.id
+RETURNING r.*, {handler_columns("r")}
 """)

@@ -140,10 +140,12 @@ FROM (
   FROM pipeline.handlers w
 ) o
 WHERE o.id = h.id AND h.horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+  AND least(h.horizon, o.oldest - 1) > h.low_watermark
 """)
+#: A horizon that is noted already, and has not grown, stays: nothing is written while no event is published.
 SET_HORIZON = Command("""
 UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_current_xact_id()
-WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+WHERE horizon IS NULL OR (horizon <> :horizon AND horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot()))
   OR horizon_xmax > pg_snapshot_xmax(pg_current_snapshot())
 """)
 

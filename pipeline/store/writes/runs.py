@@ -15,15 +15,19 @@ from pipeline.store.database import Command, RowT, Statement, Transaction
 from pipeline.store.predicates import (
     AFTER_MUTATION,
     BEFORE_PREPARED,
+    DECLINED_ORDER,
     HELD_INPUT,
     IS_AVAILABLE,
     IS_LEASE_IN_FUTURE,
+    IS_OUTCOME_KNOWN,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
-    RESOLVED_MUTATION,
+    PENDING_ORDER,
     added_cost,
+    handler_columns,
     is_in_next_slice,
     is_key_free,
+    is_of_handler,
     is_subscribed,
     sql_list,
 )
@@ -56,6 +60,7 @@ _STOPPED_COLUMNS = (
 _IS_CONSUMER = f"""EXISTS (
   SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = '{HandlerKind.CONSUMER}')"""
 
+# What a row of a large table is set to is found in an object by its key: a join could read the whole table.
 # An array is unnested in a MATERIALIZED part of its own before anything is joined to it, and a cohort's rows
 # are named by an array: both keep the planner on primary keys when it knows nothing of a table yet.
 
@@ -162,23 +167,24 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
-  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
+  WHERE {is_of_handler(":handler_id")} AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
+    AND NOT d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE}
     AND {is_in_next_slice(ordered=":ordered", handler=":handler_id", batch=_BATCH)}
       AND {is_subscribed(ordered=":ordered")}
-  ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+  ORDER BY {PENDING_ORDER} LIMIT :window FOR UPDATE OF d
 ), declined AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
-  WHERE (NOT CAST(:ordered AS boolean) OR d.key IS NULL) AND d.handler_id = :handler_id
+  WHERE (NOT CAST(:ordered AS boolean) OR d.key IS NULL) AND {is_of_handler(":handler_id")}
     AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
-  ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+  ORDER BY {DECLINED_ORDER} LIMIT :window FOR UPDATE OF d
 ), before_fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
-  WHERE :ordered AND d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
-    AND d.declined
+  WHERE :ordered AND {is_of_handler(":handler_id")} AND d.status = '{DeliveryStatus.PENDING}'
+    AND d.offered_to IS NULL AND d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE} AND d.key IN (SELECT key FROM fresh)
     AND ((SELECT count(*) FROM fresh) < :window OR d.event_id < (SELECT max(event_id) FROM fresh))
-  ORDER BY d.event_id FOR UPDATE OF d
+  ORDER BY {DECLINED_ORDER} FOR UPDATE OF d
 ), candidates AS (
   SELECT * FROM fresh UNION ALL SELECT * FROM declined UNION ALL SELECT * FROM before_fresh
 ), grouped AS (
@@ -204,15 +210,16 @@ WITH fresh AS (
   FROM chosen s, session
   RETURNING *
 ), places AS MATERIALIZED (
-  SELECT c.id, offered.event_id FROM created c, unnest(c.offered) AS offered(event_id)
+  SELECT s.id, offered.event_id FROM chosen s, unnest(s.event_ids) AS offered(event_id)
 ), offers AS (
-  UPDATE pipeline.deliveries d SET offered_to = p.id
-  FROM places p WHERE d.event_id = p.event_id AND d.handler_id = :handler_id
+  UPDATE pipeline.deliveries d SET offered_to =
+    CAST((SELECT jsonb_object_agg(event_id, id) FROM places) ->> CAST(d.event_id AS text) AS uuid)
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM places)) AND d.handler_id = :handler_id
 )
-SELECT c.*, s.suspect, h.name AS handler, h.kind, (
+SELECT c.*, s.suspect, {handler_columns("c")}, (
     (SELECT count(*) FROM slices WHERE NOT is_declined) > :count OR (SELECT count(*) FROM fresh) >= :window
   ) AS has_more
-FROM created c JOIN chosen s ON s.id = c.id JOIN pipeline.handlers h ON h.id = c.handler_id ORDER BY c.offered[1]
+FROM created c JOIN chosen s ON s.id = c.id ORDER BY c.offered[1]
 """)
 
 #: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
@@ -221,24 +228,23 @@ FROM created c JOIN chosen s ON s.id = c.id JOIN pipeline.handlers h ON h.id = c
 #: is active, and that the slot is still to be taken.
 INSERT_UNSLICED = Statement[StartedRunRow](f"""
 WITH wanted AS MATERIALIZED (SELECT (
-  SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
-  FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
-  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
+  SELECT (SELECT e.traceparent FROM pipeline.events e WHERE e.id = d.event_id AND e.created_by_run_id IS NULL)
+  FROM pipeline.deliveries d
+  WHERE {is_of_handler(":handler_id")} AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.event_id > (SELECT low_watermark FROM pipeline.handlers WHERE id = :handler_id)
     AND {IS_AVAILABLE}
-  ORDER BY d.event_id LIMIT 1) AS traceparent
+  ORDER BY {PENDING_ORDER} LIMIT 1) AS traceparent
   WHERE NOT EXISTS (
     SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
       AND status = '{RunStatus.ACTIVE}' AND (CAST(:is_single AS boolean) OR phase IN {BEFORE_PREPARED}))
-    AND (CAST(:slot AS timestamptz) IS NULL OR EXISTS (
-      SELECT FROM pipeline.handlers WHERE id = :handler_id AND next_run_at = CAST(:slot AS timestamptz)))
+    AND (CAST(:slot AS timestamptz) IS NULL
+      OR (SELECT next_run_at FROM pipeline.handlers WHERE id = :handler_id) = CAST(:slot AS timestamptz))
 ), {TURN}, {session_parts("EXISTS (SELECT FROM wanted)")}, created AS (
   INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
   SELECT :workflow, :handler_id, session.id, pipeline.clock(), w.traceparent FROM wanted w, session
   RETURNING *
 )
-SELECT c.*, false AS suspect, h.name AS handler, h.kind, false AS has_more
-FROM created c JOIN pipeline.handlers h ON h.id = c.handler_id
+SELECT c.*, false AS suspect, {handler_columns("c")}, false AS has_more FROM created c
 """)
 
 #: A consumer whose run saw everything and took nothing is idle: the run's snapshot says what it has seen. This does not
@@ -480,10 +486,8 @@ FROM requested x WHERE r.id = x.run RETURNING r.*
 #: A retry stays in the trace of the run it retries, as `pipeline.telemetry.tracing.context` computes it.
 INSERT_RETRIES = Statement[StartedRunRow](f"""
 WITH stopped AS (
-  SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending
-    AND {IS_RETRY_DUE}
-    AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
+  SELECT r.* FROM pipeline.runs r
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending AND {IS_RETRY_DUE} AND {IS_OUTCOME_KNOWN}
   ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
 ), {TURN}, {session_parts("EXISTS (SELECT FROM stopped)")}, created AS (
   INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, mutation_outcome, mutation_id, offered,
@@ -501,15 +505,15 @@ WITH stopped AS (
   FROM session, stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
   RETURNING *
 ), carried AS (
-  UPDATE pipeline.runs r SET retry_pending = false FROM created c WHERE r.id = c.retry_of
-), inputs AS MATERIALIZED (
-  SELECT c.id, c.handler_id, c.retry_of, input.event_id FROM created c, unnest(c.event_ids) AS input(event_id)
+  UPDATE pipeline.runs r SET retry_pending = false WHERE r.id = ANY(ARRAY(SELECT retry_of FROM created))
 ), transferred AS (
-  UPDATE pipeline.deliveries d SET run_id = i.id
-  FROM inputs i WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.retry_of
+  UPDATE pipeline.deliveries d SET run_id =
+    CAST((SELECT jsonb_object_agg(retry_of, id) FROM created) ->> CAST(d.run_id AS text) AS uuid)
+  WHERE d.event_id = ANY(ARRAY(SELECT unnest(event_ids) FROM created))
+    AND d.run_id = ANY(ARRAY(SELECT retry_of FROM created))
 )
-SELECT c.*, s.status = '{RunStatus.CRASHED}' AS suspect, h.name AS handler, h.kind, true AS has_more
-FROM created c JOIN stopped s ON s.id = c.retry_of JOIN pipeline.handlers h ON h.id = c.handler_id ORDER BY c.id
+SELECT c.*, s.status = '{RunStatus.CRASHED}' AS suspect, {handler_columns("c")}, true AS has_more
+FROM created c JOIN stopped s ON s.id = c.retry_of ORDER BY c.id
 """)
 
 

@@ -1,0 +1,109 @@
+"""The plans of statements that search for work and start it do not depend on what Postgres knows of the tables.
+
+A statement is planned once per connection, perhaps before the first row exists. So its plan must be the same on empty
+tables, on full ones that were never analysed, and on ones that have grown since.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from pipeline.store import facts
+from pipeline.store.connections import _compiled
+from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.store.writes import runs as run_store
+
+STATEMENTS = {
+    "facts": facts.handler_facts("CAST(:names AS text[])"),  # as the function runs it
+    "facts of what may be due": work.DUE_FACTS.text,
+    "start slices": run_store.INSERT_SLICED.text,
+    "start a run that sees everything": run_store.INSERT_UNSLICED.text,
+    "retry": run_store.INSERT_RETRIES.text,
+    "redispatch": work.STALE_DISPATCHES.text,
+    "maintenance": work._UNATTENDED_MAINTENANCE.text,
+    "backfills": work._OPEN_BACKFILLS.text,
+}
+#: Indexes with nothing but what is open. A scan without a condition reads no more than that.
+OPEN_ONLY = {
+    "deliveries_unseen",
+    "deliveries_pending",
+    "runs_retry_pending",
+    "runs_open",
+    "workflows_maintenance",
+    "maintenance_tasks_one_open",
+    "subscriptions_backfill",
+}
+_FILL = (
+    "INSERT INTO pipeline.workflows (name, concurrency) SELECT 'w' || n, 10 FROM generate_series(1, 20) n",
+    "INSERT INTO pipeline.handlers (workflow, name, kind) SELECT name, 'take', 'consumer' FROM pipeline.workflows",
+    """
+    INSERT INTO pipeline.deliveries (event_id, handler_id, topic)
+    SELECT n, h.id, 'in' FROM generate_series(1, 500) n, pipeline.handlers h
+    """,
+    """
+    INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, status, finished_at)
+    SELECT h.workflow, h.id, gen_random_uuid(), 'committed', 'committed', now()
+    FROM generate_series(1, 100), pipeline.handlers h
+    """,
+)
+_GROW = """
+INSERT INTO pipeline.deliveries (event_id, handler_id, topic, status, run_id)
+SELECT n, h.id, 'in', 'consumed', gen_random_uuid() FROM generate_series(501, 2500) n, pipeline.handlers h
+"""
+
+Scan = tuple[str, str, str]
+
+
+@pytest.fixture
+def tuned(db: Database) -> Iterator[Database]:
+    """The same database over connections as workers have them."""
+    made = Database.connect(db.engine.url.render_as_string(hide_password=False))
+    yield made
+    made.dispose()
+
+
+def scans(db: Database, sql: str) -> set[Scan]:
+    """How the plan that is made once reads each table: the table, the index and its condition."""
+    compiled = _compiled(sql)
+    given = f"({', '.join(['NULL'] * len(compiled.names))})" if compiled.names else ""
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql(f"PREPARE planned AS {compiled.numbered}".replace("%", "%%"))
+        plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) EXECUTE planned{given}").scalar_one()
+        connection.exec_driver_sql("DEALLOCATE planned")
+    return set(_scans(plan[0]["Plan"]))
+
+
+def _scans(node: dict[str, Any]) -> Iterator[Scan]:
+    if "Relation Name" in node and "Scan" in node["Node Type"]:
+        yield node["Relation Name"], node.get("Index Name", node["Node Type"]), node.get("Index Cond", "")
+    for child in node.get("Plans", ()):
+        yield from _scans(child)
+
+
+def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database, tuned: Database) -> None:
+    plans = {"empty": {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}}
+    with db.engine.begin() as connection:
+        for statement in _FILL:
+            connection.execute(text(statement))
+    plans["fresh"] = {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    with db.engine.begin() as connection:
+        connection.execute(text(_GROW))
+    plans["aged"] = {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}
+    indexes = {
+        when: {name: {scan[:2] for scan in found} for name, found in planned.items()} for when, planned in plans.items()
+    }
+    assert indexes["fresh"] == indexes["empty"]
+    assert indexes["aged"] == indexes["empty"]
+    whole = {
+        (name, table, index)
+        for planned in plans.values()
+        for name, found in planned.items()
+        for table, index, condition in found
+        if not condition and index not in OPEN_ONLY
+    }
+    assert not whole, "these read a whole table"
