@@ -74,6 +74,7 @@ CREATE TABLE pipeline.topics (
     name TEXT NOT NULL,
     uid UUID DEFAULT pipeline.uuid7() NOT NULL,
     schema JSONB,
+    schema_digest TEXT GENERATED ALWAYS AS (coalesce(md5(schema::text), '')) STORED NOT NULL,
     retired BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT topics_pk PRIMARY KEY (workflow, name)
 )
@@ -482,7 +483,7 @@ CREATE TABLE pipeline.archive (
     """,
     """
 CREATE FUNCTION pipeline.routes(of text, names text[])
-RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, handlers integer[])
+RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, schema_digest text, handlers integer[])
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
   present text := of;
@@ -495,7 +496,7 @@ BEGIN
     EXIT WHEN renamed IS NULL;
     present := renamed;
   END LOOP;
-  RETURN QUERY SELECT t.workflow, g.name, t.name, t.retired, ARRAY(
+  RETURN QUERY SELECT t.workflow, g.name, t.name, t.retired, t.schema_digest, ARRAY(
       SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
     FROM unnest(names) AS g(name)
     LEFT JOIN pipeline.renames n ON n.kind = 'topic' AND n.workflow = present AND n.former = g.name

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from psycopg2 import extensions  # type: ignore[import-untyped]
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy.engine import Connection
 
@@ -137,4 +137,6 @@ def parse_event(item: EventInput | Mapping[str, Any], label: str) -> EventInput:
 
 
 def _to_new_event(event: EventInput) -> NewEvent:
+    if not isinstance(event.payload, BaseModel):
+        return event
     return replace(event, payload=json_payload(event.payload, what=f"payload of {event.message_id!r}"))

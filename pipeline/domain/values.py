@@ -1,6 +1,5 @@
 """Values that callers hand to transitions and that a claim hands to a worker."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
@@ -77,6 +76,11 @@ class EventHeader:
 
 
 HEADER_FIELDS = tuple(each.name for each in fields(EventHeader))
+#: Of each field: its name, its name in messages, how it is checked, and whether it may be None.
+_HEADER_CHECKS: tuple[tuple[str, str, Callable[..., str], bool], ...] = tuple(
+    (each.name, each.name.replace("_", " "), each.metadata.get("check", checked_name), each.default is None)
+    for each in fields(EventHeader)
+)
 
 
 def header_of(row: object) -> dict[str, Any]:
@@ -87,19 +91,9 @@ def header_of(row: object) -> dict[str, Any]:
 def checked_header(header: EventHeader) -> dict[str, Any]:
     """The header's fields as they are stored. Raise ``PayloadError`` if one cannot be stored."""
     return {
-        each.name: None if value is None and each.default is None else _check_of(each)(value, what=_spoken(each.name))
-        for each in fields(EventHeader)
-        for value in [getattr(header, each.name)]
+        name: None if (value := getattr(header, name)) is None and is_optional else check(value, what=spoken)
+        for name, spoken, check, is_optional in _HEADER_CHECKS
     }
-
-
-def _check_of(each: "dataclasses.Field[Any]") -> Callable[..., str]:
-    check: Callable[..., str] = each.metadata.get("check", checked_name)
-    return check
-
-
-def _spoken(name: str) -> str:
-    return name.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

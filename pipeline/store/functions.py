@@ -48,7 +48,7 @@ $$
 #: name leads to the present one (``topic``); ``name`` is as the publisher gave it.
 ROUTES = f"""
 CREATE FUNCTION pipeline.routes(of text, names text[])
-RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, handlers integer[])
+RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, schema_digest text, handlers integer[])
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
   present text := of;
@@ -61,7 +61,7 @@ BEGIN
     EXIT WHEN renamed IS NULL;
     present := renamed;
   END LOOP;
-  RETURN QUERY SELECT t.workflow, g.name, t.name, t.retired, ARRAY(
+  RETURN QUERY SELECT t.workflow, g.name, t.name, t.retired, t.schema_digest, ARRAY(
       SELECT s.handler_id FROM pipeline.subscriptions s WHERE s.workflow = t.workflow AND s.topic = t.name)
     FROM unnest(names) AS g(name)
     LEFT JOIN pipeline.renames n ON n.kind = '{NameKind.TOPIC}' AND n.workflow = present AND n.former = g.name

@@ -217,6 +217,14 @@ class PublishedEventRow(Protocol):
     message_id: str
 
 
+class PublishAnswerRow(Protocol):
+    """An event that was published. One row without values: nothing was, because a topic is not as it was given."""
+
+    id: EventId | None
+    topic: str | None
+    message_id: str | None
+
+
 class PendingEventRow(EventRow, Protocol):
     """An event that a run may reserve, with its failures so far."""
 

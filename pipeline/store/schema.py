@@ -187,6 +187,7 @@ class TopicRow(Protocol):
     name: str
     uid: UUID = column(default=NEW_ID)  #: a part of idempotency keys, which a rename keeps
     schema: Any
+    schema_digest: str = column(sa.Computed("coalesce(md5(schema::text), '')", persisted=True))
     retired: bool = column(default="false")  #: the newest code declares it no more
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError, StaleWriteError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
-from pipeline.store.database import Statement, Transaction, encode_row_parts
+from pipeline.store.database import Statement, Transaction, encode_row_parts, encode_rows
 from pipeline.store.reads import work
-from pipeline.store.rows import NamedTopicRow, PublishedEventRow, RunWithMutationRow
+from pipeline.store.rows import NamedTopicRow, RunWithMutationRow
 from pipeline.store.schema import DeliveryRow, RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
@@ -25,8 +25,9 @@ from pipeline.store.writes import workflows as workflow_store
 from pipeline.telemetry.tracing import context
 from pipeline.transitions import audit, payload_schemas
 
-#: Each statement sees what is committed when it begins. Postgres treats the second as the first.
-_LEVELS_WITH_NEW_SNAPSHOTS = frozenset({"read committed", "read uncommitted"})
+#: Topics by workflow and name, as this process last read them. A publish that can use them reads nothing.
+_REMEMBERED: dict[str, dict[str, NamedTopicRow]] = {}
+_MAX_READS = 10  #: of topics, while one deploy after another changes them
 _NOT_IN_DOUBT = (MutationStatus.PENDING, MutationStatus.APPLIED, MutationStatus.FAILED)
 _EVENT_IDS_END = 2**63  #: ids fit into eight bytes
 
@@ -55,34 +56,65 @@ def publish(
     as long as the code declares the rename.
     """
     checked_name(workflow, what="workflow name")
-    given = event_rows(_deduplicate(events, replace=replace), limits)
+    if not events:
+        return PublishResult(new={}, replaced={})
+    facts = _deduplicate(events, replace=replace)
+    rows = event_rows(facts, limits)
     if replace:  # a deploy locks them before the workflow too, and the names that are read next stay as they are
         tx.all(workflow_store.SHARE_SUBSCRIPTIONS, workflow=workflow)
-    topics = _checked_topics(tx, workflow, events)
-    workflow = next((row.workflow for row in topics.values()), workflow)
-    rows = [row | {"topic": topics[row["topic"]].name} for row in given]
-    if replace:
-        tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow])  # no run is created between the read and the write
-    new: dict[tuple[str, str], EventId] = {}
-    for part in encode_row_parts(rows):
-        new |= _by_message(tx.all(event_store.PUBLISH, workflow=workflow, rows=part))
-    if not new:  # all are repeats, or a deploy that this waited for has taken a topic away
-        _checked_topics(tx, workflow, events)
-    repeats = [row for row in rows if (row["topic"], row["message_id"]) not in new]
+    topics = (not replace and _remembered_topics(workflow, events)) or _checked_topics(tx, workflow, events)
+    if replace:  # no run is created between the read and the write
+        tx.all(workflow_store.LOCK_WORKFLOWS, names=[_workflow_of(topics)])
+    for _ in range(_MAX_READS):
+        ids = _insert(tx, facts, rows, topics)
+        if ids is not None:
+            break
+        topics = _checked_topics(tx, workflow, events)
+    else:
+        raise StaleWriteError(
+            "workflow", workflow, verb="publish", expected="topics as they were just read", found="others, each time"
+        )
+    new = _as_given(facts, rows, ids)
+    repeats = [row for row in rows if (row["topic"], row["message_id"]) not in ids] if replace else ()
     rewritten: dict[tuple[str, str], EventId] = {}
-    for part in encode_row_parts(repeats) if replace else ():
-        rewritten |= _by_message(tx.all(event_store.REPLACE, workflow=workflow, rows=part))
+    for part in encode_row_parts(repeats):
+        rewritten |= _by_message(tx.all(event_store.REPLACE, workflow=_workflow_of(topics), rows=part))
     if new:
-        tx.log_on_commit("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
-    return PublishResult(new=_as_given(given, topics, new), replaced=_as_given(given, topics, rewritten))
+        repeated = len(rows) - len(new)
+        tx.log_on_commit("event.published", workflow=_workflow_of(topics), events=len(new), repeats=repeated)
+    return PublishResult(new=new, replaced=_as_given(facts, rows, rewritten))
+
+
+def _insert(
+    tx: Transaction, facts: Sequence[NewEvent], rows: Sequence[dict[str, Any]], topics: Mapping[str, NamedTopicRow]
+) -> dict[tuple[str, str], EventId] | None:
+    """Insert what is not there yet, under the present names of the topics. Return ids by these names.
+
+    None, and nothing is inserted, if a topic is not as given any more. The first part of many holds all topics for the
+    others.
+    """
+    for row, event in zip(rows, facts, strict=True):
+        row["topic"] = topics[event.topic].name
+    known = {row.name: {"name": row.name, "schema_digest": row.schema_digest} for row in topics.values()}
+    given = {"workflow": _workflow_of(topics), "topics": encode_rows([*known.values()])}
+    ids: dict[tuple[str, str], EventId] = {}
+    for part in encode_row_parts(rows):
+        answer = tx.all(event_store.PUBLISH, rows=part, **given)
+        if answer and answer[0].id is None:
+            return None
+        ids |= _by_message(answer)
+    return ids
 
 
 def _as_given(
-    given: Sequence[Mapping[str, Any]], topics: Mapping[str, NamedTopicRow], ids: Mapping[tuple[str, str], EventId]
+    facts: Sequence[NewEvent], rows: Sequence[Mapping[str, Any]], ids: Mapping[tuple[str, str], EventId]
 ) -> dict[tuple[str, str], EventId]:
     """Ids by the names that the publisher gave."""
-    named = {(row["topic"], row["message_id"]): (topics[row["topic"]].name, row["message_id"]) for row in given}
-    return {name: ids[present] for name, present in named.items() if present in ids}
+    return {
+        (event.topic, event.message_id): ids[present]
+        for event, row in zip(facts, rows, strict=True)
+        if (present := (row["topic"], row["message_id"])) in ids
+    }
 
 
 def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEvent]:
@@ -94,33 +126,73 @@ def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEv
     return list(facts.values())
 
 
+def _remembered_topics(workflow: str, events: Sequence[NewEvent]) -> dict[str, NamedTopicRow] | None:
+    """The topics as this process read them last; None if they have to be read (again) to publish these events.
+
+    They may have changed since. The insert compares them, and a refusal is based on topics that were read for it.
+    """
+    declared = _REMEMBERED.get(workflow, {})
+    try:
+        return _topics_of(declared, events)
+    except (KeyError, InvalidInputError):
+        return None
+
+
 def _checked_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> dict[str, NamedTopicRow]:
-    """The topics by name. Nothing is published unless every topic is known and every payload fits its own."""
+    """Read the topics. Nothing is published unless every topic is known and every payload fits its own."""
     declared = work.topics_by_name(tx, workflow)
     _refuse_old_snapshot({row.isolation for row in declared.values()})
+    if declared:
+        _REMEMBERED[workflow] = declared
+    try:
+        return _topics_of(declared, events)
+    except KeyError as unknown:
+        raise unknown_topic_error(tx, workflow, unknown.args[0]) from None
+
+
+def _topics_of(declared: Mapping[str, NamedTopicRow], events: Sequence[NewEvent]) -> dict[str, NamedTopicRow]:
+    """The topics of these events by name, all checked. A ``KeyError`` names the first one that is not declared."""
+    topics: dict[str, NamedTopicRow] = {}
+    validators: dict[str, Any] = {}
     for event in events:
-        if event.topic not in declared:
-            raise unknown_topic_error(tx, workflow, event.topic)
-        check_event(declared[event.topic], event)
-    return declared
+        name = event.topic
+        if name not in topics:
+            topics[name] = declared[name]
+            validators[name] = _validator_of(topics[name])
+        _check_event(topics[name], validators[name], event)
+    return topics
+
+
+def _validator_of(topic: NamedTopicRow) -> Any | None:
+    """What checks the payloads of a topic; None if it takes any."""
+    return None if topic.schema is None else payload_schemas.validator_of(topic.schema)
+
+
+def _workflow_of(topics: Mapping[str, NamedTopicRow]) -> str:
+    """The present name of the workflow that these topics are of."""
+    return next(iter(topics.values())).workflow
 
 
 def check_event(topic: NamedTopicRow, event: NewEvent) -> None:
     """Refuse an event for a topic that the newest code has no more, or with a payload that does not fit."""
+    _check_event(topic, _validator_of(topic), event)
+
+
+def _check_event(topic: NamedTopicRow, validator: Any | None, event: NewEvent) -> None:
     if topic.retired:
         raise InvalidInputError(
             f"Topic {event.topic!r} of workflow {topic.workflow!r} is gone from the code of its workers: no consumer "
             "would get the event. Publish to another topic, or declare it again; if it has a new name, declare that "
             f"with renamed_from={event.topic!r}. Nothing was published."
         )
-    if topic.schema is not None:
+    if validator is not None:
         what = f"payload of {event.message_id!r}"
-        payload_schemas.check_payload(topic.schema, event.payload, what=what, topic=event.topic)
+        payload_schemas.check_payload(validator, event.payload, what=what, topic=event.topic)
 
 
 def _refuse_old_snapshot(levels: set[str]) -> None:
     """A stricter transaction reads the subscriptions, schemas and runs of its first statement, not those of now."""
-    for level in levels - _LEVELS_WITH_NEW_SNAPSHOTS:
+    for level in levels - {*event_store.LEVELS_WITH_NEW_SNAPSHOTS}:
         raise InvalidInputError(
             f"Events cannot be published in a transaction of isolation level {level.upper()}: it does not see "
             "consumers that registered after its first statement, and they would never get the events. Expected "
@@ -210,7 +282,7 @@ def unknown_topic_error(tx: Transaction, workflow: str, topic: str) -> NotFoundE
     return NotFoundError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
 
 
-def _by_message(rows: Sequence[PublishedEventRow]) -> dict[tuple[str, str], EventId]:
+def _by_message(rows: Sequence[Any]) -> dict[tuple[str, str], EventId]:
     return {(row.topic, row.message_id): EventId(row.id) for row in rows}
 
 

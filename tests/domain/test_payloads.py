@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.domain.errors import PayloadError
-from pipeline.domain.payloads import checked_json, checked_name, checked_text, distinct_keys, storable_text
+from pipeline.domain.payloads import (
+    checked_json,
+    checked_name,
+    checked_text,
+    distinct_keys,
+    is_plain,
+    json_copy,
+    storable_text,
+)
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 
 MUCH = 10**6
@@ -51,6 +59,39 @@ storable = st.recursive(
 @given(storable)
 def test_every_json_value_that_postgres_accepts_is_returned_unchanged(value: Any) -> None:
     assert checked_json(value, what="payload", limit=MUCH) is value
+
+
+anything = st.recursive(
+    scalars
+    | st.floats()
+    | st.text()
+    | st.sampled_from([Colour.RED, Level.HIGH, b"x"])
+    | st.integers(max_value=-(2**70)),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(anything, st.integers(min_value=1, max_value=2_000))
+def test_what_the_quick_check_accepts_is_accepted_by_the_exact_one(value: Any, limit: int) -> None:
+    if is_plain(value, limit):
+        assert json_copy(value, what="payload", limit=limit) == value
+
+
+@pytest.mark.parametrize(
+    "value", [{"id": 1, "rate": 0.5, "tags": ["ü", None, True, {"line": "\n"}]}, "x" * 100, [], None]
+)
+def test_a_usual_payload_needs_the_quick_check_only(value: Any) -> None:
+    assert is_plain(value, MUCH)
+
+
+def test_the_quick_check_ends_before_a_list_that_shares_its_parts_explodes() -> None:
+    row = [0] * 1_000
+    assert not is_plain([row] * 1_000_000, 10_000)
 
 
 @pytest.mark.parametrize(

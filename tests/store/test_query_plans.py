@@ -203,7 +203,14 @@ WRITES: Mapping[str, Asked] = {
         mutation_store.ESCALATE,
         lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80]), "reason": "asked"},
     ),
-    "publish": (event_store.PUBLISH, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
+    "publish": (
+        event_store.PUBLISH,
+        lambda crowd: {
+            "workflow": WORKFLOW,
+            "topics": encode_rows([{"name": OUT, "schema_digest": ""}]),
+            "rows": emitted(crowd),
+        },
+    ),
     "replace": (event_store.REPLACE, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
     "commit": (
         event_store.COMMIT,

@@ -123,7 +123,7 @@ def session_set(rule: str, change: str) -> Case:
 
 def doubled(rule: str, given: Given, table: str, **but: str) -> Case:
     """Insert a copy of a row that is there, with the named columns changed."""
-    columns = [column.name for column in metadata.tables[f"pipeline.{table}"].columns]
+    columns = [column.name for column in metadata.tables[f"pipeline.{table}"].columns if column.computed is None]
     values = ", ".join(but.get(column, column) for column in columns)
     into = f"INSERT INTO pipeline.{table} ({', '.join(columns)}) OVERRIDING SYSTEM VALUE"
     return Case(refused_by=rule, given=given, write=f"{into} SELECT {values} FROM pipeline.{table} LIMIT 1")

@@ -27,12 +27,14 @@ from pipeline.transitions import payload_schemas
 A_UUID = "01a1e571-dadf-4e70-ae43-8088c9242434"
 
 
+def check(schema: Any, payload: Any, what: str = "it") -> None:
+    payload_schemas.check_payload(payload_schemas.validator_of(schema), payload, what=what, topic="orders")
+
+
 def checked(kind: Any, value: Any) -> Any:
     """The payload, after the check that publishers meet and the one that consumers make."""
     model = create_model("Order", it=(kind, ...))
-    payload_schemas.check_payload(
-        payload_schemas.json_schema(model), {"it": value}, what="payload of 'm1'", topic="orders"
-    )
+    check(payload_schemas.json_schema(model), {"it": value}, "payload of 'm1'")
     return getattr(model.model_validate({"it": value}), "it")  # noqa: B009 - a model made here has it
 
 
@@ -86,14 +88,14 @@ def test_a_refusal_names_the_path_and_the_format_and_not_the_text() -> None:
 
 def test_a_mail_address_has_a_sign_that_makes_it_one() -> None:
     schema = {"type": "string", "format": "email"}
-    payload_schemas.check_payload(schema, "ada@example.org", what="it", topic="orders")
+    check(schema, "ada@example.org")
     with pytest.raises(PayloadError, match='format "email"'):
-        payload_schemas.check_payload(schema, "ada", what="it", topic="orders")
+        check(schema, "ada")
 
 
 def test_a_format_of_a_value_that_is_no_text_and_an_unknown_format_refuse_nothing() -> None:
-    payload_schemas.check_payload({"format": "date"}, 7, what="it", topic="orders")
-    payload_schemas.check_payload({"type": "string", "format": "colour"}, "so-so", what="it", topic="orders")
+    check({"format": "date"}, 7)
+    check({"type": "string", "format": "colour"}, "so-so")
 
 
 def test_a_model_that_reads_other_text_declares_it_in_its_schema() -> None:
@@ -106,10 +108,10 @@ def test_a_model_that_reads_other_text_declares_it_in_its_schema() -> None:
 
 def test_the_validator_of_a_schema_is_made_once() -> None:
     schema = payload_schemas.json_schema(RootModel[date])
-    payload_schemas.check_payload(schema, "2026-12-31", what="it", topic="orders")
+    check(schema, "2026-12-31")
     made = payload_schemas._validator.cache_info().misses
     for _ in range(10):
-        payload_schemas.check_payload(dict(schema), "2026-12-31", what="it", topic="orders")
+        check(dict(schema), "2026-12-31")
     assert payload_schemas._validator.cache_info().misses == made
 
 

@@ -16,7 +16,7 @@ from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
 from pipeline.store.database import Command, Statement, Transaction, encode_rows
 from pipeline.store.predicates import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY, added_cost
-from pipeline.store.rows import CommittedRunRow, EventIdRow, PublishedEventRow, ReleasedInputRow
+from pipeline.store.rows import CommittedRunRow, EventIdRow, PublishAnswerRow, PublishedEventRow, ReleasedInputRow
 from pipeline.store.schema import DeliveryRow
 
 #: The columns that a publisher gives, with their types: a field of ``NewEvent`` is a column of the same name.
@@ -55,16 +55,27 @@ unknown AS (
   unnest(t.handlers) AS s(handler_id)
 )"""
 
-#: A topic that is gone from the newest code is unknown to a publisher. Runs of older code may still publish to it.
-PUBLISH = Statement[PublishedEventRow](f"""
-WITH emitted AS MATERIALIZED (
-  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
+#: Each statement sees what is committed when it begins. Postgres treats the second as the first.
+LEVELS_WITH_NEW_SNAPSHOTS = ("read committed", "read uncommitted")
+
+#: ``topics`` is what the publisher has checked its payloads by, maybe long ago. Nothing is written unless each of them
+#: still has this name and this schema, in a transaction that sees what is committed now. A topic that is gone from the
+#: newest code is unknown to a publisher. Runs of older code may still publish to it.
+PUBLISH = Statement[PublishAnswerRow](f"""
+WITH known AS MATERIALIZED (
+  SELECT * FROM jsonb_to_recordset(CAST(:topics AS jsonb)) AS k(name text, schema_digest text)
 ), routes AS MATERIALIZED (
-  SELECT * FROM pipeline.routes(:workflow, ARRAY(SELECT DISTINCT topic FROM emitted)) WHERE NOT is_retired
+  SELECT t.* FROM pipeline.routes(CAST(:workflow AS text), ARRAY(SELECT name FROM known)) t
+  JOIN known k ON k.name = t.topic AND k.schema_digest = t.schema_digest
+  WHERE t.workflow = :workflow AND t.name = t.topic AND NOT t.is_retired
+    AND current_setting('transaction_isolation') IN {LEVELS_WITH_NEW_SNAPSHOTS}
 ), given AS (
-  SELECT g.*, (SELECT min(t.workflow) FROM routes t) AS workflow, CAST(NULL AS bigint[]) AS caused_by FROM emitted g
+  SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
+  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
+  WHERE (SELECT count(*) FROM routes) = (SELECT count(*) FROM known)
 ), {_INSERT_EVENTS}
-SELECT f.id, n.topic, f.message_id FROM fresh f JOIN numbered n ON n.id = f.id ORDER BY f.id
+SELECT id, topic, message_id FROM fresh
+UNION ALL SELECT NULL, NULL, NULL WHERE (SELECT count(*) FROM routes) <> (SELECT count(*) FROM known)
 """)
 
 
@@ -152,21 +163,25 @@ COMMIT_PRODUCER = Statement[CommittedRunRow](_commit_sql(Phase.PREPARING, Handle
 
 #: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
 #: that sees everything is choosing. A consumer that is idle after it saw the old payload is due again.
+#: Each event is found by its name (OFFSET keeps the planner from joining all events of the workflow), and compared with
+#: those that were seen by a hash (NOT IN), whatever the statistics say.
 REPLACE = Statement[PublishedEventRow](f"""
 WITH given AS (
   SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
 ), target AS (
   SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
-  JOIN pipeline.events e ON e.workflow = :workflow AND e.topic = g.topic AND e.message_id = g.message_id
+  CROSS JOIN LATERAL (
+    SELECT id FROM pipeline.events
+    WHERE workflow = CAST(:workflow AS text) AND topic = g.topic AND message_id = g.message_id OFFSET 0) e
 ), locked AS (
   SELECT d.event_id, d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT EXISTS (
     SELECT FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = d.handler_id
       AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN {BEFORE_PREPARED}) AS is_unseen
-  FROM pipeline.deliveries d JOIN target t ON t.id = d.event_id
+  FROM pipeline.deliveries d WHERE d.event_id = ANY(ARRAY(SELECT id FROM target))
   ORDER BY d.event_id FOR UPDATE OF d
 ), rewritten AS (
   UPDATE pipeline.events e SET payload = t.payload, title = coalesce(t.title, e.title) FROM target t
-  WHERE e.id = t.id AND NOT EXISTS (SELECT FROM locked l WHERE l.event_id = t.id AND NOT l.is_unseen)
+  WHERE e.id = t.id AND t.id NOT IN (SELECT l.event_id FROM locked l WHERE NOT l.is_unseen)
   RETURNING e.id, e.topic, e.message_id
 ), renewed AS (
   UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false
