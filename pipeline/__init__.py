@@ -7,44 +7,7 @@ These are the names that authors of workflows and connectors and publishing serv
 
 from typing import TYPE_CHECKING
 
-from pipeline.connectors import (
-    Applied,
-    Call,
-    Connector,
-    ErrorMeaning,
-    ErrorReading,
-    Grade,
-    NotFound,
-    Retry,
-    Verdict,
-    mutation,
-    read,
-)
-from pipeline.domain.errors import (
-    AuthError,
-    EventError,
-    HandlerError,
-    InvalidInputError,
-    LogicError,
-    NotFoundError,
-    PayloadError,
-    PhaseViolationError,
-    PipelineError,
-    TransientError,
-)
-from pipeline.domain.policies import (
-    Backoff,
-    BreakerPolicy,
-    FailurePolicy,
-    MutationRetryPolicy,
-    ReconcilePolicy,
-    Retention,
-    WakePolicy,
-)
 from pipeline.lazy import lazy_names
-from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
-from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
-from pipeline.workflows.handler_types import Event, MutationResult, Prepared, PrepareResult
 
 if TYPE_CHECKING:
     from pipeline.client import (
@@ -56,11 +19,61 @@ if TYPE_CHECKING:
         UnavailableError,
         publish,
     )
+    from pipeline.connectors import (
+        Applied,
+        Call,
+        Connector,
+        ErrorMeaning,
+        ErrorReading,
+        Grade,
+        NotFound,
+        Retry,
+        Verdict,
+        mutation,
+        read,
+    )
+    from pipeline.domain.errors import (
+        AuthError,
+        EventError,
+        HandlerError,
+        InvalidInputError,
+        LogicError,
+        NotFoundError,
+        PayloadError,
+        PhaseViolationError,
+        PipelineError,
+        TransientError,
+    )
+    from pipeline.domain.policies import (
+        Backoff,
+        BreakerPolicy,
+        FailurePolicy,
+        MutationRetryPolicy,
+        ReconcilePolicy,
+        Retention,
+        WakePolicy,
+    )
+    from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
+    from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
+    from pipeline.workflows.handler_types import Event, MutationResult, Prepared, PrepareResult
 else:
     __getattr__ = lazy_names(
         __name__,
         {
             "pipeline.client": "BrokerClient DatabaseClient EventInput Receipt RefusedError UnavailableError publish",
+            "pipeline.connectors": (
+                "Applied Call Connector ErrorMeaning ErrorReading Grade NotFound Retry Verdict mutation read"
+            ),
+            "pipeline.domain.errors": (
+                "AuthError EventError HandlerError InvalidInputError LogicError NotFoundError PayloadError "
+                "PhaseViolationError PipelineError TransientError"
+            ),
+            "pipeline.domain.policies": (
+                "Backoff BreakerPolicy FailurePolicy MutationRetryPolicy ReconcilePolicy Retention WakePolicy"
+            ),
+            "pipeline.workflows.authoring": "DeclarationError Topic Workflow",
+            "pipeline.workflows.contexts": "MutateContext NextContext PrepareContext ProducerContext",
+            "pipeline.workflows.handler_types": "Event MutationResult PrepareResult Prepared",
         },
     )
 

@@ -1,6 +1,6 @@
 """Load the public names of a package when they are first used.
 
-``import pipeline`` stays cheap although ``from pipeline import publish`` needs SQLAlchemy and psycopg2. The pytest
+``import pipeline`` costs nothing although ``from pipeline import publish`` needs SQLAlchemy and psycopg2. The pytest
 plugin, the command line and the worker load only the modules that they use. Type checkers read the imports below
 ``TYPE_CHECKING`` in the same ``__init__.py``; a test compares both.
 """

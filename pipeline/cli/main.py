@@ -1,23 +1,19 @@
-"""Define the ``pipeline`` command. Exit codes are stable: scripts and probes rely on them."""
+"""Define the ``pipeline`` command. Exit codes are stable: scripts and probes rely on them.
 
-import logging
+Help is printed from the table below. Only the command that is called is imported, with what it needs (``setup.py``), so
+that it starts fast.
+"""
+
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from typing import Annotated, Any, TextIO, cast
+from typing import Annotated, Any, NamedTuple, TextIO, cast
 
 import typer
-from rich.console import Console
-from sqlalchemy.exc import DBAPIError
 
-from pipeline.config import EXIT_ATTENTION, Settings, SettingsError
-from pipeline.domain.errors import PipelineError, SchemaVersionError
-from pipeline.embedded import servers
-from pipeline.store import migrate
-from pipeline.store.database import Database, Transaction, describe_error, is_disconnected, is_read_only, is_transient
-from pipeline.telemetry.tracing import export
+from pipeline.config import EXIT_ATTENTION
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_BROKEN_PIPE = 141  #: what a shell reports of a program that SIGPIPE ended
@@ -33,50 +29,105 @@ EXIT_CODES = {
     EXIT_BROKEN_PIPE: "the reader of the output left, as `head` does; what the command did is done",
 }
 
-#: Module and attribute of each command. Only the called command is imported, so that it starts fast.
-COMMANDS = {
-    "db": "database:app",
-    "ingest": "ingest:app",
-    "quarantine": "quarantine:app",
-    "dead-letters": "dead_letters:app",
-    "workflows": "workflows:workflows",
-    "events": "runs:events",
-    "runs": "runs:runs",
-    "mutations": "mutations:mutations",
-    "attention": "attention:attention",
-    "trace": "attention:trace",
-    "approve": "mutations:approve",
-    "reject": "mutations:reject",
-    "acknowledge": "mutations:acknowledge",
-    "pause": "workflows:pause",
-    "resume": "workflows:resume",
-    "maintenance": "workflows:maintenance",
-    "top": "top:top",
-    "metrics": "metrics:metrics",
-    "doctor": "database:doctor",
-    "resolve": "mutations:resolve",
-    "resolve-from": "mutations:resolve_from",
-    "publish": "publish:publish",
-    "connectors": "connectors:connectors",
-    "plan": "connectors:plan",
-    "breakers": "connectors:breakers",
-    "breaker": "connectors:breaker",
-    "chaos": "chaos:chaos",
-    "bench": "bench:bench",
-    "consume": "consume:consume",
-    "dev": "dev:dev",
-}
 
-#: Commands that run until they are stopped, and report by their log.
-_LOGGING_COMMANDS = frozenset({"bench", "chaos", "consume", "dev", "ingest", "metrics"})
+class Command(NamedTuple):
+    """A subcommand: its module and attribute, and the first paragraph of its help."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "workflows": Command(
+        "workflows:workflows", "List workflows with status, reason and backlog. With a name: everything about that one."
+    ),
+    "events": Command("runs:events", "List events, newest first. With an id: its deliveries, and what each caused."),
+    "runs": Command(
+        "runs:runs",
+        "List runs, newest first. With an id: its timeline, inputs, outputs, mutation, and what to do next.",
+    ),
+    "mutations": Command(
+        "mutations:mutations",
+        "List mutations that wait for an operator, or of another status. With an id: its timeline and what to do.",
+    ),
+    "attention": Command(
+        "attention:attention",
+        "List everything that waits for an operator, oldest first, each with the commands to type.",
+    ),
+    "trace": Command("attention:trace", "Show everything that led to a thing, and everything that followed from it."),
+    "approve": Command(
+        "mutations:approve",
+        "Approve exactly the request that `pipeline mutations ID` shows. A changed request is not sent.",
+    ),
+    "reject": Command(
+        "mutations:reject", "Reject a request that was not sent yet, also an approved one. Its events are skipped."
+    ),
+    "acknowledge": Command(
+        "mutations:acknowledge", "Record that a late effect was dealt with; it is no longer reported."
+    ),
+    "pause": Command("workflows:pause", "Start no run of a workflow until it is resumed. Active runs continue."),
+    "resume": Command(
+        "workflows:resume", "Resume a workflow. Lifts its pause and the blocks that wait for an operator."
+    ),
+    "maintenance": Command(
+        "workflows:maintenance", "Start no run of a workflow until new code is deployed, or end that."
+    ),
+    "top": Command(
+        "top:top", "Show workflows, backlog, rates and what waits for an operator, live. q or Ctrl-C ends it."
+    ),
+    "metrics": Command(
+        "metrics:metrics", "Serve the gauges of the database to Prometheus at /metrics, until SIGTERM or Ctrl-C."
+    ),
+    "doctor": Command("database:doctor", "Check every invariant, and that commits are durable."),
+    "resolve": Command("mutations:resolve", "Resolve an indeterminate mutation, or many at once."),
+    "resolve-from": Command(
+        "mutations:resolve_from", "Resolve mutations by an export of the provider: a mutation in the file happened."
+    ),
+    "publish": Command("publish:publish", "Publish events. A message id that was published before changes nothing."),
+    "connectors": Command(
+        "connectors:connectors",
+        "List operations with the grade of each; without the workflows' code, those of the ledger.",
+    ),
+    "plan": Command(
+        "connectors:plan",
+        "Show what a workflow would send now, and what its code renames. Nothing is reserved, sent or moved.",
+    ),
+    "breakers": Command(
+        "connectors:breakers", "List operations whose circuit breaker is open: they start no new mutation."
+    ),
+    "breaker": Command("connectors:breaker", "Open the circuit breaker of an operation, or close it."),
+    "chaos": Command(
+        "chaos:chaos",
+        "Send mutations to a faulty provider while workers and servers are killed; compare its records with the "
+        "ledger.",
+    ),
+    "bench": Command(
+        "bench:bench",
+        "Measure runs per second, latency, statements, processor time and recovery; check the promise after each case.",
+    ),
+    "consume": Command(
+        "consume:consume", "Fetch and process items as the task's policy says, until nothing is left or a signal comes."
+    ),
+    "dev": Command(
+        "dev:dev", "Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them."
+    ),
+    "db": Command("database:app", "Migrate the schema of the database."),
+    "ingest": Command("ingest:app", "Publish the entries of a Redis stream as events."),
+    "quarantine": Command(
+        "quarantine:app", "Quarantined events: list them, release them to their consumers, or skip them."
+    ),
+    "dead-letters": Command(
+        "dead_letters:app", "Broker messages that workers refused: list them, send them back, or drop them."
+    ),
+}
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="URL of the database.", show_envvar=True)
 ]
 
 
-def build_app(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
-    """Build the ``pipeline`` command with these subcommands; by default with all."""
+def build_app(names: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
+    """Build the ``pipeline`` command. Only these subcommands can be called; the others are in its help alone."""
     app = typer.Typer(
         name="pipeline",
         help="Durable side effects on Celery: operate the database and the runs in it.",
@@ -84,49 +135,29 @@ def build_app(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(set_up)
-    for name in names:
-        module, _, attribute = COMMANDS[name].partition(":")
-        found = getattr(import_module(f"pipeline.cli.{module}"), attribute)
+    for name, command in COMMANDS.items():
+        found = _load(command) if name in names else _refuse_call
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
         else:
-            app.command(name)(found)
+            app.command(name, help=command.summary if name not in names else None)(found)
     return app
+
+
+def _load(command: Command) -> Any:
+    module, _, attribute = command.target.partition(":")
+    return getattr(import_module(f"pipeline.cli.{module}"), attribute)
+
+
+def _refuse_call() -> None:
+    raise AssertionError("this command was built for its help only")
 
 
 def set_up(context: typer.Context, database_url: DatabaseUrl = None) -> None:
     """Put the database into the context; it connects on first use."""
-    if database_url:
-        os.environ["PIPELINE_DATABASE_URL"] = database_url
-    if context.invoked_subcommand != "dev":  # dev starts the servers, or joins running ones
-        _use_embedded_servers()
-    if context.invoked_subcommand not in _LOGGING_COMMANDS:
-        _mute_log()
-    settings = Settings.load(os.environ)
-    context.obj = _CheckedDatabase.connect_unpooled(str(settings.database_url))
-    export.start(settings.otlp_endpoint)
-    context.call_on_close(export.stop)
+    from pipeline.cli import setup
 
-
-def _mute_log() -> None:
-    """Keep log lines off the terminal: a command prints its own report."""
-    logger = logging.getLogger("pipeline")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-
-
-class _CheckedDatabase(Database):
-    """Check the schema version before the first transaction."""
-
-    is_checked = False
-
-    @contextmanager
-    def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:
-        if not self.is_checked:
-            migrate.require_current(self)
-            self.is_checked = True
-        with super().transaction(is_autocommit=is_autocommit) as tx:
-            yield tx
+    setup.prepare_context(context, database_url)
 
 
 class BrokenPipeGuard:
@@ -160,52 +191,15 @@ class BrokenPipeGuard:
             raise SystemExit(EXIT_BROKEN_PIPE) from None
 
 
-def _use_embedded_servers() -> None:
-    """Without a URL, use the servers that `pipeline dev` runs in this folder, if any."""
-    missing = {name: server for name, server in servers.URL_VARIABLES.items() if not os.environ.get(name, "").strip()}
-    found = servers.status(Settings.load(os.environ).home) if missing else None
-    if found is not None and set(found.urls) == set(missing.values()):  # else they belong to another installation
-        os.environ.update({name: found.urls[server] for name, server in missing.items()})
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; turn an expected error into a sentence and an exit code, without traceback."""
-    problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     given = sys.argv[1:] if arguments is None else [*arguments]
-    command = next((argument for argument in given if not argument.startswith("-")), "")
-    try:
-        with redirect_stdout(cast(TextIO, BrokenPipeGuard(sys.stdout))):
-            # help, completion and misspelt commands need all of them
-            build_app([command] if command in COMMANDS else COMMANDS)(args=given)
-    except SettingsError as error:
-        problem.print(str(error))
-        sys.exit(EXIT_USAGE)
-    except SchemaVersionError as error:
-        problem.print(str(error))
-        sys.exit(EXIT_DATABASE)
-    except DBAPIError as error:
-        problem.print(_describe_database_error(error))
-        sys.exit(EXIT_DATABASE)
-    except PipelineError as error:
-        problem.print(str(error))
-        sys.exit(EXIT_USAGE)
+    is_completion = "_PIPELINE_COMPLETE" in os.environ
+    names = [name for name in COMMANDS if name in given or is_completion]
+    with redirect_stdout(cast(TextIO, BrokenPipeGuard(sys.stdout))):
+        if names:
+            from pipeline.cli import setup
 
-
-def _describe_database_error(error: DBAPIError) -> str:
-    message = describe_error(error)
-    if is_disconnected(error):
-        return (
-            f"The database cannot be reached: {message}. "
-            "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
-        )
-    if is_read_only(error):
-        return (
-            f"The database refused: {message}. Nothing was changed: acts need the primary, this is a replica. "
-            "Expected the primary's address in PIPELINE_DATABASE_URL; reads work here too."
-        )
-    if is_transient(error):
-        return f"The database gave up: {message}. This command wrote nothing; repeat it."
-    return (
-        f"The database refused: {message}. Expected the tables of `pipeline db upgrade` and a role "
-        "that may use them; check the role's privileges, or migrate again."
-    )
+            setup.run(build_app(names), given)
+        else:
+            build_app(names)(args=given)

@@ -86,6 +86,42 @@ def test_a_command_waits_for_nothing_that_only_others_need() -> None:
     assert heavy & set(answer.stdout.split()) == set()
 
 
+#: Modules that the help of the command needs as little as a misspelt command does.
+_NOT_FOR_HELP = {
+    "alembic",
+    "celery",
+    "httpx",
+    "jsonschema",
+    "opentelemetry",
+    "pipeline.cli.common",
+    "pipeline.cli.setup",
+    "pipeline.connectors.sdk",
+    "pipeline.store.database",
+    "pipeline.workflows.authoring",
+    "psycopg2",
+    "redis",
+    "sqlalchemy",
+}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["pubish"]])
+def test_help_waits_for_no_command(arguments: list[str]) -> None:
+    program = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from pipeline.cli.main import main; main()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "pipeline.cli.main" in answer.stdout, answer.stderr
+    assert _NOT_FOR_HELP & set(answer.stdout.splitlines()[-1].split()) == set()
+
+
+def test_import_pipeline_loads_nothing_that_is_not_used() -> None:
+    program = "import pipeline, sys; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (_NOT_FOR_HELP | {"pydantic"}) & set(answer.stdout.split()) == set()
+
+
 def test_a_worker_waits_for_nothing_that_only_some_workflows_need() -> None:
     program = "import pipeline.tasks.publish, pipeline.tasks.phases, sys; print(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
