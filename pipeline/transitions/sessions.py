@@ -16,10 +16,11 @@ from pipeline.store.writes import sessions as session_store
 def finish(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
     """End sessions in which no run is left to go on, with their count and cost; leave the others open.
 
-    A run that stopped has ended its session as failed already, so what is open here went well.
+    A run that stopped has ended its session as failed already, so what is open here went well. A session whose
+    workflow another transaction holds stays open too.
     """
-    wanted = [str(id_) for id_ in ids]
-    tx.all(session_store.LOCK_WORKFLOWS_OF_SESSIONS, ids=wanted)
+    asked = [str(id_) for id_ in ids]
+    wanted = [str(row.id) for row in tx.all(session_store.LOCK_WORKFLOWS_OF_SESSIONS, ids=asked)]
     tx.all(session_store.LOCK_SESSIONS, ids=wanted)
     finished = tx.all(session_store.FINISH_SESSIONS, ids=wanted)
     for row in finished:

@@ -4,7 +4,7 @@ from pipeline.domain.states import RunStatus
 from pipeline.domain.workflows import SessionResult
 from pipeline.store.database import Command, Statement
 from pipeline.store.predicates import KEEPS_SESSION_OPEN
-from pipeline.store.rows import NameRow, SessionIdRow
+from pipeline.store.rows import SessionIdRow
 from pipeline.store.schema import SessionRow
 
 #: A part of a statement that holds the workflow's lock: the handler that starts goes behind the others.
@@ -42,10 +42,12 @@ UPDATE pipeline.sessions s SET cost = s.cost - j.cost FROM joined j
 WHERE s.id = j.left_id AND s.id <> :session_id AND s.finished_at IS NOT NULL AND j.cost IS NOT NULL
 """)
 
-LOCK_WORKFLOWS_OF_SESSIONS = Statement[NameRow]("""
-SELECT w.name FROM pipeline.workflows w
-WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAST(:ids AS uuid[])))
-ORDER BY w.name FOR NO KEY UPDATE
+#: Lock the workflows of sessions. One that another transaction holds is left out, with its session: the next pass comes
+#: back to it, and no other waits.
+LOCK_WORKFLOWS_OF_SESSIONS = Statement[SessionIdRow]("""
+SELECT s.id FROM pipeline.sessions s JOIN pipeline.workflows w ON w.name = s.workflow
+WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
+ORDER BY w.name FOR NO KEY UPDATE OF w SKIP LOCKED
 """)
 
 #: Locked after its runs and before the session is ended: a run that retention deletes meanwhile is then counted once.
