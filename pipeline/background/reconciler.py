@@ -7,9 +7,10 @@ takes its worker down has been counted and cannot repeat for ever.
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -53,15 +54,33 @@ _ZERO = timedelta(0)
 MONITOR = Actor(name="monitor", reason="a monitor check found it after it was resolved as failed")
 
 
-def dispatch_due(db: Database, dispatch: Callable[[str], None]) -> SweepReport:
-    """Send a message for every mutation whose next reconcile attempt is due: in doubt, or monitored."""
+#: Sends the wake-up message to reconcile some mutations. False: the broker is away, and the sweep sends it again.
+DispatchReconcile = Callable[[Sequence[str]], object]
+_SET = 20  #: first attempts that travel in one message
+_AT_ONCE = 4  #: attempts that one message makes at the same time; a process has few database connections
+
+
+def dispatch_due(db: Database, dispatch: DispatchReconcile) -> SweepReport:
+    """Send messages for the mutations whose next reconcile attempt is due: in doubt, or monitored."""
     with db.autocommit() as tx:
-        due = ledger.due_mutation_ids(tx)
-    for mutation_id in due:
-        dispatch(str(mutation_id))
+        due = ledger.due_mutations(tx)
+    sent = dispatch_in_sets([row.id for row in due if row.is_first], dispatch)
+    sent += dispatch_in_sets([row.id for row in due if not row.is_first], dispatch, size=1)
     report = SweepReport()
-    report.add("dispatched", len(due))
+    report.add("dispatched", sent)
     return report
+
+
+def dispatch_in_sets(ids: Sequence[UUID | None], dispatch: DispatchReconcile, *, size: int = _SET) -> int:
+    """Send messages for reconcile attempts, several in each. Return how many attempts were sent.
+
+    First attempts travel together. A later one travels alone: the one before may have taken its worker down, and with
+    it each attempt that was under way beside it.
+    """
+    for at in range(0, len(ids), size):
+        if dispatch([str(id_) for id_ in ids[at : at + size]]) is False:
+            return at
+    return len(ids)
 
 
 @dataclass
@@ -73,7 +92,42 @@ class Reconciler:
     jitter: Callable[[], float]
     #: sends an attempt to a worker that knows its workflow
     redispatch: Callable[[ReconcileMessage], object] = lambda _: None
+    #: starts what is due in workflows, since a verdict may have released it
+    schedule: Callable[[Sequence[str]], object] = lambda _: None
     limits: Limits = DEFAULT_LIMITS
+    _resolved: set[str] = field(default_factory=set)  #: workflows of verdicts after which nothing was started yet
+
+    def reconcile_all(self, ids: Sequence[MutationId], deferred_until: datetime | None = None) -> SweepReport:
+        """Reconcile each once, some at the same time. After each verdict, start what follows from it.
+
+        An attempt that raises keeps no other from being made.
+        """
+        report, errors = SweepReport(), list[BaseException]()
+        with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="pipeline-reconcile") as threads:
+            waiting = {threads.submit(self.reconcile, each, deferred_until) for each in ids}
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                self._start_resolved()
+                errors += [error for ended in done if (error := ended.exception()) is not None]
+                for ended in done:
+                    for name, count in {} if ended.exception() else ended.result().counts.items():
+                        report.add(name, count)
+        for error in errors:
+            raise error
+        return report
+
+    def reconcile_one(self, mutation_id: MutationId, deferred_until: datetime | None = None) -> SweepReport:
+        """Reconcile one mutation once. After a verdict, start what follows from it."""
+        report = self.reconcile(mutation_id, deferred_until)
+        self._start_resolved()
+        return report
+
+    def _start_resolved(self) -> None:
+        workflows = set[str]()
+        while self._resolved:
+            workflows.add(self._resolved.pop())
+        if workflows:
+            self.schedule(sorted(workflows))
 
     def reconcile(self, mutation_id: MutationId, deferred_until: datetime | None = None) -> SweepReport:
         """Reconcile once, if an attempt is due and this process has the code. Defer an attempt that breaks off.
@@ -282,6 +336,8 @@ class Reconciler:
                     reconciliation.escalate(tx, [mutation_id], asked, detail=decision.reason)
                 case _ if decision.pause is not None:
                     reconciliation.postpone(tx, mutation_id, after=decision.pause)
+        if decision.action in (NextAction.APPLIED, NextAction.ABSENT) and not refused:
+            self._resolved.add(row.workflow)
         if refused:
             log.info("mutation %s was resolved while it was reconciled: %s", mutation_id, refused[mutation_id])
 

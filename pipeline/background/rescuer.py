@@ -6,6 +6,8 @@ silently would hide that.
 """
 
 import logging
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,44 +15,57 @@ from datetime import timedelta
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.background.messages import SweepReport
+from pipeline.background.reconciler import DispatchReconcile, dispatch_in_sets
 from pipeline.background.scheduler import Scheduler
 from pipeline.domain.errors import PipelineError
-from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_lock_timeout
+from pipeline.domain.ids import RunId
+from pipeline.domain.states import MutationStatus
+from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_disconnected, is_lock_timeout
 from pipeline.store.reads import work
+from pipeline.store.rows import RunOfWorkflowRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import runs, sessions, stops, workflows
-from pipeline.transitions.stops import StoppedRun
+from pipeline.transitions.stops import LEASE_LAPSED, StoppedRun
 
 log = logging.getLogger(__name__)
 
-
-def rescue(db: Database, scheduler: Scheduler, *, jitter: float) -> SweepReport:
-    """Stop runs whose lease has lapsed, then start what that released."""
-    return _report_rescued(recover_crashed_runs(db, jitter=jitter), scheduler)
+_SET = 200  #: runs that one transaction stops, at most: it holds the lock of their workflow for some tenths of a second
+_BUDGET = timedelta(seconds=2)  #: for the stops of one pass; the next pass continues
 
 
-def recover_process(db: Database, scheduler: Scheduler, worker: str, *, jitter: float) -> SweepReport:
-    """Recover at once the runs of a process that is known to be gone."""
-    message = f"its process {worker} ended while it held the run"
-    with db.transaction() as tx:
-        ids = runs.expire_leases_of_process(tx, worker)
-    if not ids:
-        return _report_rescued((), scheduler)
-    with db.transaction() as tx:  # one of its own: it locks workflows, which come before runs
-        ended = stops.rescue(tx, ids, jitter=jitter, message=message)
-    return _report_rescued(ended, scheduler)
+@dataclass(frozen=True, slots=True)
+class Rescuer:
+    """Stops runs that lost their worker, and lets what follows begin at once."""
 
+    db: Database
+    scheduler: Scheduler
+    dispatch_reconcile: DispatchReconcile  #: sends the wake-up message to reconcile some mutations
 
-def _report_rescued(ended: Sequence[StoppedRun], scheduler: Scheduler) -> SweepReport:
-    """Count and trace runs that lost their worker, and start what their stop released."""
-    spans.record_rescued(ended)
-    for item in ended if metrics.is_on() else ():
-        metrics.record("pipeline.rescues", {"workflow": item.run.workflow})
-    scheduler.schedule({item.run.workflow for item in ended})
-    report = SweepReport()
-    report.add("rescued", len(ended))
-    return report
+    def rescue(self, *, jitter: float) -> SweepReport:
+        """Stop runs whose lease has lapsed, then reconcile and start what follows from it."""
+        return self._continue(recover_crashed_runs(self.db, jitter=jitter))
+
+    def recover_process(self, worker: str, *, jitter: float) -> SweepReport:
+        """Recover at once the runs of a process that is known to be gone."""
+        with self.db.transaction() as tx:
+            expired = runs.expire_leases_of_process(tx, worker)
+        # in transactions of their own: they lock workflows, which come before runs
+        message = f"its process {worker} ended while it held the run"
+        return self._continue(_rescue_in_sets(self.db, expired, jitter=jitter, message=message))
+
+    def _continue(self, ended: Sequence[StoppedRun]) -> SweepReport:
+        """Dispatch the reconcile attempts of new doubts, and start what the stops released."""
+        spans.record_rescued(ended)
+        for item in ended if metrics.is_on() else ():
+            metrics.record("pipeline.rescues", {"workflow": item.run.workflow})
+        doubted = [item.run.mutation_id for item in ended if item.decision.doubt is MutationStatus.NEEDS_RECONCILE]
+        dispatch_in_sets(doubted, self.dispatch_reconcile)
+        self.scheduler.schedule(sorted({item.run.workflow for item in ended}))
+        report = SweepReport()
+        report.add("rescued", len(ended))
+        report.add("reconciles dispatched", len(doubted))
+        return report
 
 
 def finish_sessions(db: Database) -> SweepReport:
@@ -85,35 +100,79 @@ def recover(db: Database, *, limit: int = 100, jitter: float = 0.0) -> RecoveryR
     )
 
 
-def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0) -> tuple[StoppedRun, ...]:
+def recover_crashed_runs(
+    db: Database, *, limit: int = 10_000, jitter: float = 0.0, budget: timedelta = _BUDGET
+) -> tuple[StoppedRun, ...]:
     """Stop runs whose lease has lapsed. The mutation boundary decides what happens to their inputs.
 
     First, leases from before the clock was set back are shortened, so that they lapse in time.
-    Workflows take turns, and each run has a transaction of its own: one that cannot be stopped is logged and does not
-    delay the others. A workflow that another transaction holds locked is left for the next pass after one wait.
     """
     with db.transaction() as tx:
-        shortened = runs.shorten_leases(tx)
         lapsed = work.lapsed_runs(tx, limit=limit)
+        shortened = runs.shorten_leases(tx) if any(row.is_in_future for row in lapsed) else ()
     if shortened:
         log.warning(
             "Postgres's clock was set back: %d leases ended later than they can, and are shortened", len(shortened)
         )
-    ended: list[StoppedRun] = []
-    locked: set[str] = set()
-    for row in lapsed:
-        if row.workflow in locked:
-            continue
-        try:
-            with db.transaction() as tx:
-                if locked:
-                    tx.set_lock_timeout(SHORT_LOCK_TIMEOUT)
-                ended.extend(stops.rescue(tx, [row.id], jitter=jitter))
-        except (PipelineError, DBAPIError) as error:
-            if is_lock_timeout(error):
-                locked.add(row.workflow)
-            log.exception("run %s cannot be rescued", row.id)
+    return _rescue_in_sets(db, [row for row in lapsed if not row.is_in_future], jitter=jitter, budget=budget)
+
+
+def _rescue_in_sets(
+    db: Database,
+    rows: Sequence[RunOfWorkflowRow],
+    *,
+    jitter: float,
+    message: str = LEASE_LAPSED,
+    budget: timedelta = _BUDGET,
+) -> tuple[StoppedRun, ...]:
+    """Stop runs workflow by workflow, a set in each transaction. Workflows take turns.
+
+    A workflow that another transaction holds locked is left for the next pass after one wait. So is what the time
+    does not suffice for.
+    """
+    ids: dict[str, deque[RunId]] = {}
+    for row in rows:
+        ids.setdefault(row.workflow, deque()).append(row.id)
+    turns, ended = deque(ids), list[StoppedRun]()
+    is_hurried, ends_at = False, time.monotonic() + budget.total_seconds()
+    while turns and time.monotonic() < ends_at:
+        left = ids[turns[0]]
+        part = [left.popleft() for _ in range(min(len(left), _SET))]
+        stopped, is_locked = _rescue_set(db, part, jitter=jitter, message=message, is_hurried=is_hurried)
+        ended += stopped
+        is_hurried |= is_locked
+        if is_locked or not left:
+            turns.popleft()
+        turns.rotate(-1)
     return tuple(ended)
+
+
+def _rescue_set(
+    db: Database, ids: Sequence[RunId], *, jitter: float, message: str, is_hurried: bool
+) -> tuple[Sequence[StoppedRun], bool]:
+    """Stop runs of one workflow in one transaction, or one by one if one of them cannot be stopped.
+
+    Return those that were stopped, and whether the workflow is locked.
+    """
+    try:
+        with db.transaction() as tx:
+            if is_hurried:
+                tx.set_lock_timeout(SHORT_LOCK_TIMEOUT)
+            return stops.rescue(tx, ids, jitter=jitter, message=message), False
+    except (PipelineError, DBAPIError) as error:
+        is_locked = is_lock_timeout(error)
+        is_away = isinstance(error, DBAPIError) and is_disconnected(error)
+        if is_locked or is_away or len(ids) == 1:
+            log.exception("%s cannot be rescued", f"run {ids[0]}" if len(ids) == 1 else f"{len(ids)} runs")
+            return (), is_locked
+        log.warning("%d runs cannot be rescued together, so they are rescued one by one: %s", len(ids), error)
+    ended = list[StoppedRun]()
+    for run_id in ids:
+        stopped, is_locked = _rescue_set(db, [run_id], jitter=jitter, message=message, is_hurried=is_hurried)
+        ended += stopped
+        if is_locked:
+            return ended, True
+    return ended, False
 
 
 def recover_unclaimed_runs(db: Database, *, older_than: timedelta) -> int:

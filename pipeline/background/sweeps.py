@@ -5,14 +5,15 @@ lets one of several callers through, and every change is a guarded transition. O
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer
 from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.background.notifier import LogNotifier, Notifier
-from pipeline.background.reconciler import Reconciler
+from pipeline.background.reconciler import DispatchReconcile, Reconciler
+from pipeline.background.rescuer import Rescuer
 from pipeline.background.scheduler import Scheduler
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
@@ -31,7 +32,7 @@ class Sweeps:
     scheduler: Scheduler
     jitter: Callable[[], float]
     redispatch_after: timedelta  #: how long an active run may be held by no worker before its message is sent again
-    dispatch_reconcile: Callable[[str], None]  #: sends the wake-up message to reconcile one mutation
+    dispatch_reconcile: DispatchReconcile  #: sends the wake-up message to reconcile some mutations
     #: sends a reconcile attempt to a worker that knows its workflow
     redispatch_reconcile: Callable[[ReconcileMessage], object] = lambda _: None
     notifier: Notifier = field(default_factory=LogNotifier)
@@ -58,7 +59,7 @@ class Sweeps:
         return report
 
     def rescue(self) -> SweepReport:
-        return rescuer.rescue(self.db, self.scheduler, jitter=self.jitter())
+        return self._rescuer().rescue(jitter=self.jitter())
 
     def reconcile(self) -> SweepReport:
         return reconciler.dispatch_due(self.db, self.dispatch_reconcile)
@@ -91,12 +92,22 @@ class Sweeps:
 
     def recover_process(self, worker: str) -> SweepReport:
         """Recover at once the runs of a process that is known to be gone."""
-        return rescuer.recover_process(self.db, self.scheduler, worker, jitter=self.jitter())
+        return self._rescuer().recover_process(worker, jitter=self.jitter())
 
     def reconcile_one(self, mutation_id: MutationId, deferred_until: datetime | None = None) -> SweepReport:
         """Reconcile one mutation, if an attempt is due or was deferred until this time."""
-        reconciler_ = Reconciler(self.db, self.registry, self.jitter, self.redispatch_reconcile)
-        return reconciler_.reconcile(mutation_id, deferred_until)
+        return self._reconciler().reconcile_one(mutation_id, deferred_until)
+
+    def reconcile_all(self, ids: Sequence[MutationId]) -> SweepReport:
+        """Reconcile mutations whose attempt is due, some at the same time."""
+        return self._reconciler().reconcile_all(ids)
+
+    def _rescuer(self) -> Rescuer:
+        return Rescuer(self.db, self.scheduler, self.dispatch_reconcile)
+
+    def _reconciler(self) -> Reconciler:
+        start = self.scheduler.schedule
+        return Reconciler(self.db, self.registry, self.jitter, self.redispatch_reconcile, start)
 
 
 @dataclass(frozen=True, slots=True)

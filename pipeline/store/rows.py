@@ -60,6 +60,12 @@ class MutationIdRow(Protocol):
     id: MutationId
 
 
+class DueMutationRow(MutationIdRow, Protocol):
+    """A mutation whose next reconcile attempt is due."""
+
+    is_first: bool
+
+
 class SessionIdRow(Protocol):
     """The id of a session."""
 
@@ -404,6 +410,12 @@ class RunOfWorkflowRow(RunIdRow, Protocol):
     """A run and its workflow."""
 
     workflow: str
+
+
+class LapsedRunRow(RunOfWorkflowRow, Protocol):
+    """A run whose lease has lapsed, or ends later than it can."""
+
+    is_in_future: bool
 
 
 class RetriedRunRow(Protocol):

@@ -67,10 +67,16 @@ def wake_workflow(workflow: str) -> bool:
     return True
 
 
-def dispatch_reconcile(mutation_id: str) -> None:
-    """Send the task that reconciles one mutation."""
-    with context.preserve_context():
-        app.send_task("pipeline.reconcile", args=(mutation_id,), expires=300)
+def dispatch_reconcile(mutation_ids: Sequence[str]) -> bool:
+    """Send the task that reconciles these mutations. False: the broker is away, and the sweep sends it later."""
+    try:
+        with context.preserve_context():
+            app.send_task("pipeline.reconcile", args=([*mutation_ids],), expires=300)
+    except OperationalError as error:
+        count = len(mutation_ids)
+        log.warning("the broker cannot be reached; the sweep reconciles %d mutations later: %s", count, error)
+        return False
+    return True
 
 
 def redispatch_reconcile(message: ReconcileMessage) -> None:
@@ -81,7 +87,7 @@ def redispatch_reconcile(message: ReconcileMessage) -> None:
         return
     try:
         with context.preserve_context():
-            app.send_task("pipeline.reconcile", args=(message.mutation_id, until), queue=queue, expires=300)
+            app.send_task("pipeline.reconcile", args=([message.mutation_id], until), queue=queue, expires=300)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the sweep reconciles %s later: %s", message.mutation_id, error)
 

@@ -15,7 +15,11 @@ def sweep(name: str) -> None:
 
 
 @app.task(name="pipeline.reconcile")
-def reconcile(mutation_id: str, deferred_until: str | None = None) -> None:
-    """Reconcile one mutation with the outside system; the attempt may have been deferred by another worker."""
+def reconcile(mutation_ids: list[str], deferred_until: str | None = None) -> None:
+    """Reconcile mutations with outside systems; an attempt for one may have been deferred by another worker."""
+    ids, sweeps = [MutationId(UUID(id_)) for id_ in mutation_ids], current_process().sweeps
+    if len(ids) > 1:
+        sweeps.reconcile_all(ids)
+        return
     until = None if deferred_until is None else datetime.fromisoformat(deferred_until)
-    current_process().sweeps.reconcile_one(MutationId(UUID(mutation_id)), until)
+    sweeps.reconcile_one(ids[0], until)

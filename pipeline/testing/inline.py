@@ -261,8 +261,9 @@ class Inline:
     def _dispatch_next(self, ids: Sequence[UUID]) -> None:
         self.send(DispatchMessage(task=PhaseTask.NEXT, run_ids=tuple(str(id_) for id_ in ids)))
 
-    def _reconcile(self, mutation_id: str) -> None:
-        self.sweeps.reconcile_one(MutationId(UUID(mutation_id)))
+    def _reconcile(self, mutation_ids: Sequence[str]) -> None:
+        for mutation_id in mutation_ids:
+            self.sweeps.reconcile_one(MutationId(UUID(mutation_id)))
 
     def _newest_event(self) -> int:
         with self.db.transaction() as tx:

@@ -23,7 +23,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease
 from pipeline.store.database import Statement, Transaction, encode_rows
 from pipeline.store.functions import COMMIT_OWNS_INPUTS
 from pipeline.store.reads import work
-from pipeline.store.rows import ClaimedRunRow, CommittedRunRow
+from pipeline.store.rows import ClaimedRunRow, CommittedRunRow, RunOfWorkflowRow
 from pipeline.store.schema import RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
@@ -177,9 +177,9 @@ def shorten_leases(tx: Transaction, *, limit: int = 1000) -> tuple[RunId, ...]:
     return tuple(RunId(row.id) for row in tx.all(run_store.SHORTEN_LEASES, limit=limit))
 
 
-def expire_leases_of_process(tx: Transaction, worker: str) -> tuple[RunId, ...]:
+def expire_leases_of_process(tx: Transaction, worker: str) -> Sequence[RunOfWorkflowRow]:
     """Let the leases of a process lapse at once, because it is known to be gone. Recovery then finds its runs."""
-    return tuple(RunId(row.id) for row in tx.all(run_store.EXPIRE_LEASES_OF_PROCESS, worker=worker))
+    return tx.all(run_store.EXPIRE_LEASES_OF_PROCESS, worker=worker)
 
 
 def mark_dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:

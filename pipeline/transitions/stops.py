@@ -20,7 +20,7 @@ from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStat
 from pipeline.domain.values import RunFailure, RunLease
 from pipeline.domain.workflows import AfterFailedMutation, OnExhausted, OnLogicError, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
-from pipeline.store.rows import NamedRunRow, RunFactsRow
+from pipeline.store.rows import NamedRunRow, RunFactsRow, RunIdRow
 from pipeline.store.schema import RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
@@ -55,7 +55,8 @@ def stop(tx: Transaction, cohort: Sequence[RunFailure], *, jitter: float = 0.0) 
     """Stop runs their worker holds. ``jitter`` in [0, 1) spreads the pause before the next try."""
     rows = [{"run": item.lease.run_id, "fence": item.lease.fence} for item in cohort]
     failures = {item.lease.run_id: _storable_failure(item.failure) for item in cohort}
-    ended = _stop(tx, rows, failures, jitter)
+    workflow_store.lock_workflows_of_runs(tx, [str(row["run"]) for row in rows])
+    ended = _stop(tx, tx.guarded(run_store.LOCK_TO_STOP, rows), failures, jitter)
     held = [item.lease for item in cohort]
     return match_results(
         tx, held, ended, key=lambda item: item.run_id, transition=Transition(verb="stop", phases=list(Phase))
@@ -67,12 +68,12 @@ def rescue(
 ) -> tuple[StoppedRun, ...]:
     """Stop runs whose lease has lapsed. One that was extended, finished or rescued meanwhile is left alone.
 
-    Safe to run twice at once: the row lock and the guard on the lapsed lease let one of two rescuers
-    through, and the worker that comes back finds its fence stale.
+    So is one that another transaction is writing. Safe to run twice at once: the workflow's lock and the guard on the
+    lapsed lease let one of two rescuers through, and the worker that comes back finds its run stopped.
     """
-    rows = [{"run": run_id, "fence": None} for run_id in ids]
     failure = Failure(kind=FailureKind.CRASH, message=message, error_type="WorkerLost")
-    return _stop(tx, rows, dict.fromkeys(ids, failure), jitter)
+    workflow_store.lock_workflows_of_runs(tx, [str(run_id) for run_id in ids])
+    return _stop(tx, run_store.execute_ids(tx, run_store.LOCK_LAPSED, ids), dict.fromkeys(ids, failure), jitter)
 
 
 def lock_workflows(tx: Transaction, leases: Iterable[RunLease], *, committing: Iterable[RunLease] = ()) -> None:
@@ -139,10 +140,10 @@ def _storable_failure(failure: Failure) -> Failure:
 
 
 def _stop(
-    tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], jitter: float
+    tx: Transaction, rows: Sequence[RunIdRow], failures: dict[Any, Failure], jitter: float
 ) -> tuple[StoppedRun, ...]:
-    workflow_store.lock_workflows_of_runs(tx, [str(row["run"]) for row in rows])
-    locked = [row.id for row in tx.guarded(run_store.LOCK_TO_STOP, rows)]
+    """Stop runs that are locked, and their workflows before them."""
+    locked = [row.id for row in rows]
     if not locked:
         return ()
     for row in run_store.execute_ids(tx, mutation_store.VOID, locked):
@@ -228,14 +229,15 @@ def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun], common: dict[
     if common:
         rows = [{"handler_id": handler_id, "events": sorted(events)} for handler_id, events in sorted(common.items())]
         tx.execute(handler_store.RECORD_FAILING, rows=encode_rows(rows))
-    tx.all(session_store.LOCK_SESSIONS, ids=[str(item.run.session_id) for item in ended])
-    tx.all(session_store.END_SESSIONS, rows=encode_rows([_session_row(item) for item in ended]))
+    sessions = {item.run.session_id: _session_row(item) for item in reversed(ended)}  # the first failure names it
+    tx.all(session_store.LOCK_SESSIONS, ids=[str(session_id) for session_id in sessions])
+    tx.all(session_store.END_SESSIONS, rows=encode_rows([*sessions.values()]))
+    block(tx, [_block_row(item) for item in ended if item.decision.block])
+    for workflow, reason in {
+        item.run.workflow: item.failure.message for item in reversed(ended) if item.decision.maintenance
+    }.items():
+        enter_maintenance(tx, workflow, reason)
     for item in ended:
-        reason = item.failure.message
-        if item.decision.block:
-            block(tx, item.run.workflow, item.run_id, item.decision.block, reason)
-        if item.decision.maintenance:
-            enter_maintenance(tx, item.run.workflow, reason)
         tx.log_on_commit(
             "run.stopped",
             run_id=item.run_id,
@@ -367,6 +369,11 @@ def _run_row(item: StoppedRun) -> dict[str, Any]:
         "delay": item.decision.delay,
         "cost": item.failure.cost,
     }
+
+
+def _block_row(item: StoppedRun) -> dict[str, Any]:
+    reason = item.failure.message
+    return {"workflow": item.run.workflow, "run": item.run_id, "kind": item.decision.block, "reason": reason}
 
 
 def _session_row(item: StoppedRun) -> dict[str, Any]:

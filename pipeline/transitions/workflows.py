@@ -4,13 +4,13 @@ The operator's pause and the system's blocks are kept apart: neither overwrites 
 set with the failure that causes it, together with the task that asks an operator to correct the code.
 """
 
-from collections.abc import Collection, Sequence
-from uuid import UUID
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError, UnresolvedError
 from pipeline.domain.values import Actor
 from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus
-from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
@@ -55,11 +55,10 @@ def resume(tx: Transaction, workflow: str, by: Actor, *, forget_failures: bool =
     tx.log_on_commit("workflow.resumed", workflow=workflow, actor=by.name)
 
 
-def block(tx: Transaction, workflow: str, run_id: UUID, kind: BlockKind, reason: str) -> None:
-    """Hold a workflow back for one cause. The same cause twice is one block."""
-    row = {"workflow": workflow, "run": run_id, "kind": kind, "reason": reason}
-    if tx.all(workflow_store.INSERT_BLOCKS, rows=encode_rows([row])):
-        tx.log_on_commit("workflow.blocked", workflow=workflow, run_id=run_id, kind=kind)
+def block(tx: Transaction, causes: Sequence[Mapping[str, Any]]) -> None:
+    """Hold workflows back, each for a ``run``, a ``kind`` and a ``reason``. The same cause twice is one block."""
+    for row in tx.guarded(workflow_store.INSERT_BLOCKS, causes) if causes else ():
+        tx.log_on_commit("workflow.blocked", workflow=row.workflow, run_id=row.run_id, kind=row.kind)
 
 
 def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:

@@ -50,10 +50,10 @@ def run_killing_reconciles(run: Inline, monkeypatch: pytest.MonkeyPatch, *, roun
         for _ in range(rounds):
             run.advance(pause)
             with run.db.transaction() as tx:
-                due = ledger.due_mutation_ids(tx)
-            for mutation_id in due:
+                due = ledger.due_mutations(tx)
+            for mutation in due:
                 try:
-                    run.sweeps.reconcile_one(MutationId(mutation_id))
+                    run.sweeps.reconcile_one(mutation.id)
                 except _KilledError:
                     killed += 1
     return killed

@@ -106,8 +106,8 @@ def test_watches_that_are_due_do_not_keep_a_doubt_waiting(db: Database) -> None:
     both.run()
     (doubt,) = [row.id for row in both.ledger() if row.status == "needs_reconcile"]
     with db.transaction() as tx:
-        assert ledger.due_mutation_ids(tx, limit=1)[0] == doubt
-        assert len(ledger.due_mutation_ids(tx, limit=1)) == 2, "and a watch has its share"
+        assert ledger.due_mutations(tx, limit=1)[0].id == doubt
+        assert len(ledger.due_mutations(tx, limit=1)) == 2, "and a watch has its share"
     resolve_all(both)
 
 
@@ -125,7 +125,7 @@ def test_a_monitor_check_that_raises_is_not_due_again_at_once(db: Database, monk
     with pytest.raises(ZeroDivisionError):
         run.sweeps.reconcile()
     with db.transaction() as tx:
-        assert ledger.due_mutation_ids(tx) == []
+        assert ledger.due_mutations(tx) == []
     assert run.ledger()[0].next_monitor_at is not None
     run.sweeps.sessions()
 
@@ -143,7 +143,7 @@ def test_a_reconcile_that_always_raises_is_postponed_and_escalated(
             with pytest.raises(ZeroDivisionError):
                 run.sweeps.reconcile()
             with db.transaction() as tx:
-                assert ledger.due_mutation_ids(tx) == []
+                assert ledger.due_mutations(tx) == []
     assert run.ledger()[0].status == "indeterminate"
     assert "division by zero" in str(run.ledger()[0].error)
     resolve_and_finish(db, run)
@@ -162,7 +162,7 @@ def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_reconciled_again(
         with pytest.raises(ZeroDivisionError):
             run.sweeps.reconcile()
     with db.transaction() as tx:
-        assert ledger.due_mutation_ids(tx) == []
+        assert ledger.due_mutations(tx) == []
     resolve_all(run)
     assert run.ledger()[0].status == "applied"
 

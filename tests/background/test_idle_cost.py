@@ -42,7 +42,7 @@ ASKED: Mapping[str, tuple[TextClause, dict[str, Any]]] = {
     "unclaimed": (work.UNCLAIMED_RUNS, {"patience": "1 minute", "limit": 100}),
     "rescue": (work._LAPSED, {"limit": 100}),
     "leases": (run_store.SHORTEN_LEASES, {"limit": 100}),
-    "reconcile": (ledger._DUE_MUTATION_IDS, {"limit": 100}),
+    "reconcile": (ledger._DUE_MUTATIONS, {"limit": 100}),
     "sessions": (work._FINISHABLE, {"limit": 100}),
     "maintenance": (work._UNATTENDED_MAINTENANCE, {}),
     "backfill": (work._OPEN_BACKFILLS, {"workflow": None}),

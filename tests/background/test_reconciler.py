@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.background.sweeps import PERIODS
@@ -295,15 +296,21 @@ def test_an_operator_tries_again_with_fresh_attempts_only_where_a_reconcile_exis
         resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
 
 
-def test_many_doubts_are_reconciled_one_task_each(db: Database) -> None:
+def test_first_attempts_travel_together_and_later_ones_alone(db: Database) -> None:
     shop = Shop(concurrency=8, on_uncertain="contain")
     shop.mail = scripted("mail", policy=STEADY)
     shop.mail.will(*[Does.TIMES_OUT_AFTER] * 5)
     shop.mail.cannot_tell(5)
     run = shop.started(db, 5)
-    rung: list[str] = []
+    dispatched: list[list[str]] = []
     run.run()
-    run.sweeps.dispatch_reconcile = rung.append
+    run.sweeps.dispatch_reconcile = lambda ids: dispatched.append([*ids])
     run.sweeps.reconcile()
-    assert sorted(rung) == sorted(str(row.id) for row in run.ledger())
+    doubts = sorted(str(row.id) for row in run.ledger())
+    assert [sorted(ids) for ids in dispatched] == [doubts]
+    with db.transaction() as tx:
+        tx.execute(text("UPDATE pipeline.mutations SET reconcile_attempts = 1"))
+    dispatched.clear()
+    run.sweeps.reconcile()
+    assert sorted(dispatched) == [[id_] for id_ in doubts], "the attempt before may have taken its worker down"
     assert Counter(row.status for row in run.ledger()) == {"needs_reconcile": 5}

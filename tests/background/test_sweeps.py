@@ -1,5 +1,6 @@
 """Scheduler and sweeps: what they start, repair and dispatch, one bounded pass at a time."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -72,7 +73,7 @@ def sweeps(db: Database, dispatched: list[DispatchMessage]) -> Sweeps:
         scheduler=Scheduler(db, dispatched.append, lease=LEASE),
         jitter=lambda: 0.0,
         redispatch_after=timedelta(seconds=60),
-        dispatch_reconcile=lambda id_: _reconciled(made, id_),
+        dispatch_reconcile=lambda ids: _reconciled(made, ids),
     )
     return made
 
@@ -231,8 +232,9 @@ def test_maintenance_is_attended_and_watermarks_rise(sweeps: Sweeps, db: Databas
     assert one(db, "SELECT horizon FROM pipeline.handlers WHERE name = 'send'").horizon is not None
 
 
-def _reconciled(sweeps: Sweeps, mutation_id: str) -> None:
-    sweeps.reconcile_one(MutationId(UUID(mutation_id)))
+def _reconciled(sweeps: Sweeps, ids: Sequence[str]) -> None:
+    for mutation_id in ids:
+        sweeps.reconcile_one(MutationId(UUID(mutation_id)))
 
 
 def in_doubt(db: Database) -> Any:

@@ -423,7 +423,9 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
     "workflows.unblock": (escalated, lambda tx, _: workflows.unblock(tx, "billing", [BlockKind.RECONCILIATION])),
     "workflows.block": (
         at(Phase.PREPARED),
-        lambda tx, run: workflows.block(tx, "billing", run.id, BlockKind.RECONCILIATION, "asked"),
+        lambda tx, run: workflows.block(
+            tx, [{"workflow": "billing", "run": run.id, "kind": BlockKind.RECONCILIATION, "reason": "asked"}]
+        ),
     ),
     "workflows.enter_maintenance": (
         at(Phase.PREPARED),

@@ -142,7 +142,7 @@ READS: Mapping[str, Asked] = {
     "suspects": (work.SUSPECT_RUNS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "unheard runs": (work.UNCLAIMED_RUNS, lambda _: {"patience": timedelta(0), "limit": 100}),
     "what people are told of": (attention._UNDELIVERED_NOTICES, lambda _: {"limit": 100, "skip": 0}),
-    "due mutations": (ledger._DUE_MUTATION_IDS, lambda _: {"limit": 100}),
+    "due mutations": (ledger._DUE_MUTATIONS, lambda _: {"limit": 100}),
     "finishable sessions": (work._FINISHABLE, lambda _: {"limit": 100}),
     "blocking mutations": (work._BLOCKING_MUTATIONS, lambda _: {"workflow": WORKFLOW}),
     "standings": (

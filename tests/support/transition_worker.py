@@ -173,7 +173,7 @@ class Walker:
     def _reconcile(self) -> bool:
         """Ask the world about every mutation in doubt, the look booked before it begins."""
         with self.db.transaction() as tx:
-            due = work.mutations(tx, ledger.due_mutation_ids(tx))
+            due = work.mutations(tx, [row.id for row in ledger.due_mutations(tx)])
             doubted = [row for row in due if row.status == MutationStatus.NEEDS_RECONCILE]
             reconciliation.book(tx, [(m.id, m.reconcile_attempts, timedelta(seconds=10)) for m in doubted])
         for mutation in doubted:

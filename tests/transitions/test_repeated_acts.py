@@ -26,7 +26,7 @@ def test_one_cause_makes_one_block(db: Database) -> None:
     a_workflow(db)
     run = stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)
     with db.transaction() as tx:
-        workflows.block(tx, "billing", run.id, BlockKind.APPROVAL, "again")
+        workflows.block(tx, [{"workflow": "billing", "run": run.id, "kind": BlockKind.APPROVAL, "reason": "again"}])
     assert [row.reason for row in rows(db, "SELECT reason FROM pipeline.blocks")] == ["division by zero"]
 
 

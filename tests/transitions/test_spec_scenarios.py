@@ -2,7 +2,6 @@
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import NewEvent, PreparedRun, RunOutput
@@ -293,8 +292,8 @@ def resumed(db: Database) -> None:
 def finish_crashed_run(db: Database, run: object) -> None:
     """Bring whatever is left of a crashed run to its commit, so that the next one starts clean."""
     with db.transaction() as tx:
-        for mutation_id in ledger.due_mutation_ids(tx):
-            resolution.happened(tx, MutationId(mutation_id), SOMEBODY)
+        for due in ledger.due_mutations(tx):
+            resolution.happened(tx, due.id, SOMEBODY)
         retryable = work.retryable_runs(tx, "billing")
     for run_id in retryable:
         committed(db, carried_forward(db, the_run(db, run_id)))

@@ -9,7 +9,7 @@ from pipeline.store.database import Statement, Transaction
 from pipeline.store.predicates import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
 from pipeline.store.rows import (
     CountRow,
-    MutationIdRow,
+    DueMutationRow,
     OpenBreakerRow,
     OperationNameRow,
     ParameterValueRow,
@@ -17,13 +17,18 @@ from pipeline.store.rows import (
     UnresolvedMutationRow,
 )
 
-#: Each kind has its own share, so that neither can keep the other waiting.
-_DUE_MUTATION_IDS = Statement[MutationIdRow](f"""
-(SELECT id FROM pipeline.mutations WHERE status = '{MutationStatus.NEEDS_RECONCILE}'
-  AND next_reconcile_at <= pipeline.clock()
+#: Each kind has its own share, so that none can keep another waiting.
+_DUE_MUTATIONS = Statement[DueMutationRow](f"""
+(SELECT id, true AS is_first FROM pipeline.mutations WHERE status = '{MutationStatus.NEEDS_RECONCILE}'
+  AND next_reconcile_at <= pipeline.clock() AND reconcile_attempts = 0
+ ORDER BY next_reconcile_at LIMIT 10 * CAST(:limit AS bigint))
+UNION ALL
+(SELECT id, false FROM pipeline.mutations WHERE status = '{MutationStatus.NEEDS_RECONCILE}'
+  AND next_reconcile_at <= pipeline.clock() AND reconcile_attempts > 0
  ORDER BY next_reconcile_at LIMIT :limit)
 UNION ALL
-(SELECT id FROM pipeline.mutations WHERE next_monitor_at <= pipeline.clock() ORDER BY next_monitor_at LIMIT :limit)
+(SELECT id, false FROM pipeline.mutations
+ WHERE next_monitor_at <= pipeline.clock() ORDER BY next_monitor_at LIMIT :limit)
 """)
 
 _OPEN_BREAKERS = Statement[OpenBreakerRow]("""
@@ -99,9 +104,12 @@ def absence_count(tx: Transaction, effect_id: UUID, key: str) -> int:
     return tx.one(_ABSENCE_COUNT, effect_id=effect_id, key=key).number
 
 
-def due_mutation_ids(tx: Transaction, *, limit: int = 100) -> list[UUID]:
-    """List mutations that are due: up to ``limit`` to be reconciled, then up to ``limit`` to be monitored."""
-    return [row.id for row in tx.all(_DUE_MUTATION_IDS, limit=limit)]
+def due_mutations(tx: Transaction, *, limit: int = 100) -> Sequence[DueMutationRow]:
+    """List mutations that are due: up to ``limit`` to be reconciled again, and as many to be monitored.
+
+    Before them, up to ten times as many for their first reconcile attempt.
+    """
+    return tx.all(_DUE_MUTATIONS, limit=limit)
 
 
 def open_breakers(tx: Transaction) -> Sequence[OpenBreakerRow]:

@@ -13,10 +13,11 @@ from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
 from pipeline.store import facts
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.predicates import IS_AVAILABLE, KEEPS_SESSION_OPEN, handler_columns, is_key_free
+from pipeline.store.predicates import IS_AVAILABLE, IS_LEASE_IN_FUTURE, KEEPS_SESSION_OPEN, handler_columns, is_key_free
 from pipeline.store.rows import (
     DispatchableRunRow,
     HandlerFactsRow,
+    LapsedRunRow,
     LeasedRunRow,
     MutationIdRow,
     NamedTopicRow,
@@ -169,10 +170,12 @@ _RETRIED_RUN_IDS = Statement[RetriedRunRow](
 _SWEEPS = Statement[SweepAgeRow]("SELECT name, pipeline.clock() - last_run_at AS age FROM pipeline.sweeps")
 _OVERDUE_PERIODS = 3  #: a sweep is overdue when it has not run for so many of its periods
 #: In turns, so that many runs of one workflow hold up no other.
-_LAPSED = Statement[RunOfWorkflowRow]("""
-SELECT t.id, t.workflow FROM (
-  SELECT r.id, r.workflow, row_number() OVER (PARTITION BY r.workflow ORDER BY r.id) AS turn
-  FROM pipeline.runs r WHERE r.finished_at IS NULL AND r.lease_expires_at < pipeline.clock()
+_LAPSED = Statement[LapsedRunRow](f"""
+SELECT t.id, t.workflow, t.is_in_future FROM (
+  SELECT r.id, r.workflow, {IS_LEASE_IN_FUTURE} AS is_in_future,
+    row_number() OVER (PARTITION BY r.workflow ORDER BY r.id) AS turn
+  FROM pipeline.runs r
+  WHERE r.finished_at IS NULL AND (r.lease_expires_at < pipeline.clock() OR {IS_LEASE_IN_FUTURE})
 ) t ORDER BY t.turn, t.id LIMIT :limit
 """)
 _FINISHABLE = Statement[SessionIdRow](f"""
@@ -340,8 +343,11 @@ def overdue(
     return [name for name, every in periods.items() if ages.get(name, since) > every * _OVERDUE_PERIODS]
 
 
-def lapsed_runs(tx: Transaction, *, limit: int = 100) -> Sequence[RunOfWorkflowRow]:
-    """Runs whose worker has stopped extending its lease: the oldest of each workflow first, then the second ones."""
+def lapsed_runs(tx: Transaction, *, limit: int) -> Sequence[LapsedRunRow]:
+    """Runs whose worker has stopped extending its lease: the oldest of each workflow first, then the second ones.
+
+    Runs whose lease ends later than it can are among them.
+    """
     return tx.all(_LAPSED, limit=limit)
 
 

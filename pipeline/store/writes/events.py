@@ -213,7 +213,7 @@ SET status = CASE WHEN x.quarantine THEN '{DeliveryStatus.QUARANTINED}' ELSE '{D
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
     xid = pg_current_xact_id()
 FROM inputs x
-WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
+WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM inputs)) AND d.event_id = x.event_id AND d.handler_id = x.handler_id
   AND ((d.status = '{DeliveryStatus.RESERVED}' AND d.run_id = x.run) OR (d.status = '{DeliveryStatus.PENDING}'
     AND d.offered_to = x.run)
     OR (d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND x.unheld))

@@ -188,12 +188,17 @@ FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.
 
 #: An in-flight mutation of a run that is being stopped: to the reconciler, or directly to an operator.
 DOUBT = Statement[MutationRow](f"""
+WITH requested AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
+    AS x(mutation_id uuid, status text, error text, quiet interval)
+)
 UPDATE pipeline.mutations m
 SET status = x.status, error = x.error, doubted_at = pipeline.clock(),
     quiet_until = greatest(m.quiet_until, {_QUIET_BEGINS} + x.quiet),
     next_reconcile_at = CASE WHEN x.status = '{MutationStatus.NEEDS_RECONCILE}' THEN pipeline.clock() END
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, status text, error text, quiet interval)
-WHERE m.id = x.mutation_id AND m.status = '{MutationStatus.IN_FLIGHT}'
+FROM requested x
+WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested)) AND m.id = x.mutation_id
+  AND m.status = '{MutationStatus.IN_FLIGHT}'
 RETURNING m.*
 """)
 
@@ -203,13 +208,14 @@ WITH voided AS (
   UPDATE pipeline.mutations m
   SET status = '{MutationStatus.FAILED}', error = 'its run stopped before it was sent', resolved_by = '{Resolver.VOID}',
       resolved_at = pipeline.clock()
-  FROM pipeline.runs r
-  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.phase = '{Phase.MUTATING}' AND m.id = r.mutation_id
+  WHERE m.id = ANY(ARRAY(
+      SELECT r.mutation_id FROM pipeline.runs r
+      WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.phase = '{Phase.MUTATING}'))
     AND m.status = '{MutationStatus.PENDING}'
   RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r SET phase = '{Phase.MUTATED}', mutation_outcome = '{MutationOutcome.FAILURE}'
-    FROM voided v WHERE r.id = v.run_id
+    FROM voided v WHERE r.id = v.run_id AND r.id = ANY(ARRAY(SELECT run_id FROM voided))
 )
 SELECT * FROM voided ORDER BY id
 """)

@@ -37,6 +37,7 @@ from pipeline.store.rows import (
     OfferedEvent,
     RunFactsRow,
     RunIdRow,
+    RunOfWorkflowRow,
     RunWithMutationRow,
     ShownEventsRow,
     StartedRunRow,
@@ -364,10 +365,10 @@ UPDATE pipeline.runs r SET lease_expires_at = pipeline.clock() + r.lease_duratio
 FROM future WHERE r.id = future.id RETURNING r.id
 """)
 
-EXPIRE_LEASES_OF_PROCESS = Statement[RunIdRow](f"""
+EXPIRE_LEASES_OF_PROCESS = Statement[RunOfWorkflowRow](f"""
 UPDATE pipeline.runs SET lease_expires_at = pipeline.clock() - interval '1 microsecond'
 WHERE finished_at IS NULL AND status = '{RunStatus.ACTIVE}' AND lease_expires_at IS NOT NULL AND worker = :worker
-RETURNING id
+RETURNING id, workflow
 """)
 
 MARK_DISPATCHED = Statement[RunRow](f"""
@@ -410,11 +411,18 @@ RETURNING r.*, h.name AS handler
 """)
 
 LOCK_TO_STOP = Statement[RunIdRow](f"""
-SELECT r.id FROM pipeline.runs r
-JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
-WHERE r.status = '{RunStatus.ACTIVE}'
-  AND (r.fence = x.fence OR (x.fence IS NULL AND r.lease_expires_at < pipeline.clock()))
+WITH {_REQUESTED.format(columns="run uuid, fence bigint")}
+SELECT r.id FROM pipeline.runs r JOIN requested x ON x.run = r.id
+WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.status = '{RunStatus.ACTIVE}' AND r.fence = x.fence
 ORDER BY r.id FOR NO KEY UPDATE OF r
+""")
+
+#: A row that another transaction holds is being written by a worker that lives, or by another rescuer: the next pass
+#: sees what became of it.
+LOCK_LAPSED = Statement[RunIdRow](f"""
+SELECT r.id FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at < pipeline.clock()
+ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 """)
 
 #: The run of a retired handler that keeps an event, and what it takes to end it.
@@ -474,13 +482,13 @@ CROSS JOIN LATERAL (
 WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) ORDER BY r.id
 """)
 
-STOP = Statement[RunRow](f"""
+STOP = Statement[RunIdRow](f"""
 WITH {_REQUESTED.format(columns=_STOPPED_COLUMNS)}
 UPDATE pipeline.runs r
 SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
     lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay,
     cost = {added_cost("x")}
-FROM requested x WHERE r.id = x.run RETURNING r.*
+FROM requested x WHERE r.id = x.run AND r.id = ANY(ARRAY(SELECT run FROM requested)) RETURNING r.id
 """)
 
 #: A retry stays in the trace of the run it retries, as `pipeline.telemetry.tracing.context` computes it.
