@@ -189,10 +189,10 @@ class Settings(BaseSettings):
         "unset: derived from the source files of the packages with handlers",
     )
     lease: DurationFrom1s = Field(
-        default=timedelta(seconds=60), description="how long a run belongs to a worker that does not renew its lease"
+        default=timedelta(seconds=8), description="how long a run belongs to a worker that does not renew its lease"
     )
     heartbeat: DurationFrom100ms = Field(
-        default=timedelta(seconds=15), description="how often a worker renews its leases"
+        default=timedelta(seconds=2), description="how often a worker renews its leases"
     )
     visibility_timeout: Annotated[Duration, _within("1s", "7d")] = Field(
         default=timedelta(minutes=10),
@@ -325,10 +325,10 @@ class Settings(BaseSettings):
 
 def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
     """Yield each contradiction with the names of its fields."""
-    if settings.heartbeat * 2 >= settings.lease:
+    if settings.heartbeat * 3 > settings.lease:
         yield (
             frozenset({"heartbeat", "lease"}),
-            f"{_variable('heartbeat')}: expected less than half of {_variable('lease')} "
+            f"{_variable('heartbeat')}: expected at most a third of {_variable('lease')} "
             f"({_display(settings.lease)}), so that one late beat does not lose the lease, "
             f"got {_display(settings.heartbeat)}",
         )

@@ -7,6 +7,7 @@ takes its worker down has been counted and cannot repeat for ever.
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -57,6 +58,7 @@ MONITOR = Actor(name="monitor", reason="a monitor check found it after it was re
 #: Sends the wake-up message to reconcile some mutations. False: the broker is away, and the sweep sends it again.
 DispatchReconcile = Callable[[Sequence[str]], object]
 _SET = 20  #: first attempts that travel in one message
+_BUDGET_SECONDS = 10  #: in which a message begins attempts
 _AT_ONCE = 4  #: attempts that one message makes at the same time; a process has few database connections
 
 
@@ -100,13 +102,16 @@ class Reconciler:
     def reconcile_all(self, ids: Sequence[MutationId], deferred_until: datetime | None = None) -> SweepReport:
         """Reconcile each once, some at the same time. After each verdict, start what follows from it.
 
-        An attempt that raises keeps no other from being made.
+        An attempt that raises keeps no other from being made. What the time does not suffice for stays due.
         """
         report, errors = SweepReport(), list[BaseException]()
+        ends_at = time.monotonic() + _BUDGET_SECONDS
         with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="pipeline-reconcile") as threads:
             waiting = {threads.submit(self.reconcile, each, deferred_until) for each in ids}
             while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                done, waiting = wait(waiting, timeout=_BUDGET_SECONDS, return_when=FIRST_COMPLETED)
+                if time.monotonic() > ends_at:  # a process that waits for a provider which hangs does nothing else
+                    waiting = {each for each in waiting if not each.cancel()}
                 self._start_resolved()
                 errors += [error for ended in done if (error := ended.exception()) is not None]
                 for ended in done:

@@ -18,9 +18,13 @@ from pipeline.background.scheduler import Scheduler
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads.invariants import NO_ORPHANED_RESERVATION
+from pipeline.store.rows import SlotRow
 from pipeline.telemetry import metrics
 from pipeline.transitions import sweeps as slots
 from pipeline.workflows.registry import Registry
+
+_POSTPONED = "postponed"
+_MAX_POSTPONED = 2  #: rescues after an outage: about twice the time in which a heartbeat is due
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Sweeps:
     redispatch_reconcile: Callable[[ReconcileMessage], object] = lambda _: None
     notifier: Notifier = field(default_factory=LogNotifier)
     allowed_unsafe_settings: Collection[str] = ()  #: settings of Postgres that the doctor does not report
+    #: a longer pause between two rescues may be an outage in which no worker could extend its leases
+    outage: timedelta = timedelta.max
     periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each duty may run
 
     def run(self, name: str) -> SweepReport | None:
@@ -50,13 +56,25 @@ class Sweeps:
         if slot is None:
             return None
         begun = time.monotonic()
-        report = DUTIES[name].run(self)
+        report = self._postponed(slot) if name == "rescue" else None
+        report = report or DUTIES[name].run(self)
         if metrics.is_on():
             metrics.record("pipeline.sweep.duration", {"sweep": name}, time.monotonic() - begun)
-        if report.counts != slot.last_report:
+        if report.counts != slot.report:
             with self.db.autocommit() as tx:
                 slots.save_report(tx, name, report.counts)
         return report
+
+    def _postponed(self, slot: SlotRow) -> SweepReport | None:
+        """Postpone the first rescues after an outage. None: rescue now.
+
+        Living workers could not extend their leases meanwhile either. They come first, and keep their runs.
+        """
+        before = (slot.report or {}).get(_POSTPONED, 0)
+        is_after_outage = slot.pause is not None and slot.pause > max(self.outage, 3 * self.periods["rescue"])
+        if before >= _MAX_POSTPONED or not (before or is_after_outage):
+            return None
+        return SweepReport({_POSTPONED: before + 1})
 
     def rescue(self) -> SweepReport:
         return self._rescuer().rescue(jitter=self.jitter())
@@ -121,7 +139,7 @@ class Duty:
 
 #: Every duty by its name. The tick comes after those that release work, so that one round starts what they released.
 DUTIES: Mapping[str, Duty] = {
-    "rescue": Duty(timedelta(seconds=10), Sweeps.rescue),
+    "rescue": Duty(timedelta(seconds=2), Sweeps.rescue),
     "reconcile": Duty(timedelta(seconds=10), Sweeps.reconcile),
     "maintenance": Duty(timedelta(minutes=1), Sweeps.maintenance),
     "sessions": Duty(timedelta(minutes=1), Sweeps.sessions),

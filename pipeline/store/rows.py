@@ -431,9 +431,10 @@ class SweepAgeRow(Protocol):
     age: timedelta
 
 
-class SweepReportRow(Protocol):
-    """What the last run of a sweep did; None: it has not reported."""
+class SlotRow(Protocol):
+    """A slot that was taken: how long after the sweep ran before, and the report of that run."""
 
+    pause: timedelta | None
     report: Any
 
 

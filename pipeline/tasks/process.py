@@ -1,9 +1,15 @@
 """The objects of a worker process, made once per process and never carried across a fork."""
 
+import functools
+import math
 import os
 import secrets
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
+from typing import Any
+
+from sqlalchemy import event
 
 from pipeline.background.notifier import LogNotifier, Notifier, WebhookNotifier
 from pipeline.background.scheduler import Scheduler
@@ -19,6 +25,9 @@ from pipeline.workflows.registry import Registry
 
 _random = secrets.SystemRandom()
 
+#: A cohort is made so large that it takes a quarter of this. How soon a death is noticed has no say in that.
+_COHORT_TIME = timedelta(minutes=1)
+
 
 @dataclass
 class WorkerProcess:
@@ -30,8 +39,8 @@ class WorkerProcess:
     @cached_property
     def db(self) -> Database:
         settings = self.settings
-        # a write that waits for a lock must not cost its runs their leases
-        lock_timeout = min(LOCK_TIMEOUT, settings.lease / 4)
+        # heartbeats skip a row that a write has locked while it waits for another: it must not wait for a whole lease
+        lock_timeout = min(LOCK_TIMEOUT, settings.lease / 2)
         return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_timeout=lock_timeout)
 
     @cached_property
@@ -40,7 +49,10 @@ class WorkerProcess:
 
     @cached_property
     def leases(self) -> Leases:
-        return Leases(self.db, lease=self.settings.lease, every=self.settings.heartbeat)
+        settings = self.settings
+        db = Database.connect(settings.database_url, pool_size=1, lock_timeout=settings.lease / 4)
+        event.listen(db.engine, "do_connect", functools.partial(_hurry, settings.lease))
+        return Leases(db, lease=settings.lease, every=settings.heartbeat)
 
     @cached_property
     def policy(self) -> WorkerPolicy:
@@ -68,7 +80,7 @@ class WorkerProcess:
         return Scheduler(
             self.db,
             messages.dispatch,
-            lease=settings.lease,
+            lease=_COHORT_TIME,
             max_cohort_size=settings.max_cohort_size,
             per_run=speeds.per_run,
         )
@@ -92,8 +104,15 @@ class WorkerProcess:
             redispatch_reconcile=messages.redispatch_reconcile,
             notifier=self.notifier,
             allowed_unsafe_settings=self.settings.allowed_unsafe_settings,
+            outage=self.settings.lease * 7 / 8 - self.settings.heartbeat,
             periods=periods(self.settings.tick),
         )
+
+
+def _hurry(lease: timedelta, _dialect: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
+    """Let a connection for heartbeats notice sooner than a lease lasts that its server has vanished."""
+    parameters["connect_timeout"] = max(2, math.ceil(lease.total_seconds() / 4))
+    parameters["tcp_user_timeout"] = lease // timedelta(milliseconds=2)
 
 
 _processes: dict[int, WorkerProcess] = {}

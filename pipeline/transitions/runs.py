@@ -23,7 +23,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease
 from pipeline.store.database import Statement, Transaction, encode_rows
 from pipeline.store.functions import COMMIT_OWNS_INPUTS
 from pipeline.store.reads import work
-from pipeline.store.rows import ClaimedRunRow, CommittedRunRow, RunOfWorkflowRow
+from pipeline.store.rows import ClaimedRunRow, CommittedRunRow, RunIdRow, RunOfWorkflowRow
 from pipeline.store.schema import RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
@@ -149,10 +149,11 @@ def commit_producer(
     return landing
 
 
-def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[RunRow]:
+def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[RunIdRow]:
     """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
     landed = tx.guarded(run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration)
-    return _match_runs(tx, cohort, landed, Transition(verb="heartbeat", phases=list(Phase), condition=" and claimed"))
+    move = Transition(verb="heartbeat", phases=list(Phase), condition=" and claimed")
+    return match_results(tx, cohort, landed, key=lambda row: row.id, transition=move)
 
 
 def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool = False) -> BatchResult[RunRow]:

@@ -3,11 +3,14 @@
 A run whose heartbeat is refused belongs to another worker; it is remembered as lost, and nothing may
 be sent for it any more. The thread belongs to the process that started it: after a fork the child
 begins with no runs and a thread of its own.
+
+A heartbeat that fails is tried again soon. It has a database connection of its own: a pool that is used up delays none.
 """
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -20,6 +23,8 @@ from pipeline.transitions import runs
 
 log = logging.getLogger(__name__)
 
+_RETRIES = 4  #: of a heartbeat that fails, in the time of one
+
 
 class Leases:
     """The runs this process holds."""
@@ -31,11 +36,14 @@ class Leases:
         self._lock = threading.Lock()
         self._pid = 0
         self._stop = threading.Event()
+        self._extended_at = time.monotonic()  #: when the leases were last extended, or there were none
 
     def hold(self, leases: Iterable[RunLease]) -> None:
         """Begin to extend these leases."""
         self._start()
         with self._lock:
+            if not self._held:
+                self._extended_at = time.monotonic()
             self._held.update({item.run_id: item.fence for item in leases})
 
     def drop(self, leases: Iterable[RunLease]) -> None:
@@ -54,23 +62,34 @@ class Leases:
         """Whether another worker was found to own this run."""
         return lease in self._lost
 
-    def heartbeat(self) -> None:
-        """Extend every lease once."""
+    def heartbeat(self) -> bool:
+        """Extend every lease once. False: it failed, and is to be tried again soon."""
+        begun = time.monotonic()
         with self._lock:
             mine = [RunLease(run_id, fence) for run_id, fence in self._held.items()]
         if not mine:
-            return
+            return True
         try:
-            with self.db.transaction() as tx:
+            with self.db.autocommit() as tx:
                 refused = runs.heartbeat(tx, mine, lease_duration=self.lease).refused
         except SQLAlchemyError as error:
-            log.warning("leases could not be extended, trying again in %s: %s", self.every, error)
-            return
+            log.warning("leases could not be extended, trying again in %s: %s", self.every / _RETRIES, error)
+            return False
         with self._lock:
+            late, self._extended_at = begun - self._extended_at, begun
             for held in mine:
                 if held.run_id in refused and self._held.get(held.run_id) == held.fence:
                     del self._held[held.run_id]
                     self._lost.add(held)
+        if late > self.lease.total_seconds():
+            log.warning(
+                "the leases of %d runs were extended %.1f s after the last time, later than they lasted: is this "
+                "machine overloaded or suspended, or was Postgres away? %d of them were taken from this process",
+                len(mine),
+                late,
+                len(refused),
+            )
+        return True
 
     def hand_back_all(self) -> None:
         """Give back what can be given back: a clean shutdown need not wait for its leases to lapse."""
@@ -91,5 +110,6 @@ class Leases:
             threading.Thread(target=self._run, args=(self._stop,), name="pipeline-leases", daemon=True).start()
 
     def _run(self, stop: threading.Event) -> None:
-        while not stop.wait(self.every.total_seconds()):
-            self.heartbeat()
+        pause = self.every
+        while not stop.wait(pause.total_seconds()):
+            pause = self.every if self.heartbeat() else self.every / _RETRIES

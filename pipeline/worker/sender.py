@@ -170,7 +170,7 @@ class MutationSender:
     def record(self, ended: Sequence[_DecidedCall]) -> None:
         """Write outcomes down, again and again while the database does not take them: they exist nowhere else.
 
-        After a lease's time the rescuer has taken the runs for dead, and their mutations are reconciled.
+        If the rescuer has taken the runs for dead meanwhile, the outcomes resolve its doubts.
         """
         for pause in self._pauses():
             try:
@@ -190,7 +190,7 @@ class MutationSender:
 
     def _pauses(self) -> Iterator[float | None]:
         """How long to wait between tries, then None: for the last one."""
-        ends_at, pause = time.monotonic() + self.policy.lease.total_seconds(), 0.05
+        ends_at, pause = time.monotonic() + self.policy.record_limit.total_seconds(), 0.05
         while time.monotonic() < ends_at:
             yield pause
             pause = min(2.0, pause * 2)

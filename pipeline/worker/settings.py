@@ -16,6 +16,7 @@ class WorkerPolicy(Policy):
     step_limit: timedelta = timedelta(seconds=30)  #: one call of one handler
     cohort_budget: timedelta = timedelta(seconds=30)  #: after this a cohort gives the rest of its runs back
     mutation_budget: timedelta = timedelta(seconds=60)  #: after this a cohort sends nothing more
+    record_limit: timedelta = timedelta(seconds=60)  #: how long outcomes wait for a database that does not take them
     mutation_concurrency: int = Field(default=50, ge=1, le=1000)
     straggler_wait: timedelta = timedelta(seconds=1)  #: how long finished runs wait for slow calls of their cohort
     limits: Limits = DEFAULT_LIMITS

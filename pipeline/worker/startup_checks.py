@@ -17,6 +17,7 @@ class _IsolationRow(Protocol):
     level: str
 
 
+_MAX_CLOCK_SKEW = timedelta(seconds=30)
 _ISOLATION = Statement[_IsolationRow]("SELECT current_setting('transaction_isolation') AS level")
 
 
@@ -34,10 +35,9 @@ def require_safe(db: Database, registry: Registry, settings: Settings, *, pool: 
     problems = [
         *_missing_workflows(registry),
         *_greenlet_pool(pool),
-        *_timeouts_over_lease(registry, settings.lease),
         *_timeouts_over_task_limit(registry, settings.mutate_time_limit),
         *_unsafe_postgres(db, settings.allowed_unsafe_settings),
-        *_clock_skew(db, settings.lease - 2 * settings.heartbeat),
+        *_clock_skew(db),
     ]
     if problems:
         raise UnsafeError(problems)
@@ -56,17 +56,6 @@ def _greenlet_pool(pool: str) -> Iterator[str]:
     """Greenlets share one thread: a blocking driver would stop the heartbeat of every run in the process."""
     if pool.rpartition(".")[2] in ("gevent", "eventlet"):
         yield f"the pool {pool.rpartition('.')[2]} cannot keep leases alive; use prefork, threads or solo"
-
-
-def _timeouts_over_lease(registry: Registry, lease: timedelta) -> Iterator[str]:
-    """A mutation that may take longer than a lease could still be sent when another worker owns the run."""
-    for connector in registry.connectors.values():
-        for name, operation in type(connector).operations().items():
-            if operation.is_mutation and operation.timeout >= lease:
-                yield (
-                    f"{connector.name}.{name} may take {operation.timeout.total_seconds():g} s, which is not shorter "
-                    f"than PIPELINE_LEASE ({lease.total_seconds():g} s); raise the lease or shorten its timeout"
-                )
 
 
 def _timeouts_over_task_limit(registry: Registry, limit: timedelta) -> Iterator[str]:
@@ -97,14 +86,14 @@ def _unsafe_postgres(db: Database, allowed: Collection[str]) -> Iterator[str]:
         )
 
 
-def _clock_skew(db: Database, margin: timedelta) -> Iterator[str]:
-    """Deadlines are measured here and leases there: the two clocks must agree within the lease's margin."""
+def _clock_skew(db: Database) -> Iterator[str]:
+    """A quiet period lasts by both clocks, this host's and Postgres's: each second between them makes it longer."""
     with db.transaction() as tx:
         before = datetime.now(UTC)  # noqa: TID251 - this host's clock is what is being checked
         theirs = tx.clock()
     skew = abs(theirs - before)
-    if skew > margin:
+    if skew > _MAX_CLOCK_SKEW:
         yield (
             f"this host's clock and Postgres's differ by {skew.total_seconds():.1f} s; expected less than "
-            f"{margin.total_seconds():g} s (PIPELINE_LEASE less two heartbeats); correct the clock"
+            f"{_MAX_CLOCK_SKEW.total_seconds():g} s; correct the clock"
         )

@@ -118,10 +118,10 @@ def test_an_unapproved_request_is_not_sent_even_by_a_run_that_is_wrongly_active(
     assert the_mutation(db, run.mutation_id).status == "pending"
 
 
-def test_a_request_that_takes_longer_than_a_lease_keeps_its_run_until_its_deadline(db: Database) -> None:
+def test_a_request_that_nothing_can_reconcile_keeps_its_run_until_its_deadline(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
-    run = a_run(db, Phase.MUTATING, timeout=LEASE * 3)
+    run = a_run(db, Phase.MUTATING, timeout=LEASE * 3, reconcilable=False)
     db.advance_clock(LEASE * 2)
     assert rescuer.recover_crashed_runs(db) == ()
     assert the_run(db, run.id).status == "active"
@@ -130,10 +130,10 @@ def test_a_request_that_takes_longer_than_a_lease_keeps_its_run_until_its_deadli
     assert ended.run_id == run.id
 
 
-def test_an_approved_request_that_takes_longer_than_a_lease_keeps_its_run_until_its_deadline(db: Database) -> None:
+def test_an_approved_request_that_nothing_can_reconcile_keeps_its_run_until_its_deadline(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
-    run = a_run(db, Phase.MUTATING, needs_approval=True, timeout=LEASE * 3)
+    run = a_run(db, Phase.MUTATING, needs_approval=True, timeout=LEASE * 3, reconcilable=False)
     with db.transaction() as tx:
         resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed

@@ -10,10 +10,17 @@ import pytest
 from sqlalchemy import text
 
 from pipeline.background import rescuer
-from pipeline.domain.errors import IllegalTransitionError, ReservationError, UnresolvedError
+from pipeline.domain.errors import (
+    IllegalTransitionError,
+    QuietPeriodError,
+    ReservationError,
+    StaleWriteError,
+    UnresolvedError,
+)
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.states import Phase, PhaseTask
-from pipeline.domain.values import AppliedMutation, HandlerSpec, NewEvent, RunOutput
+from pipeline.domain.ids import Fence, MutationId
+from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask
+from pipeline.domain.values import AppliedMutation, FailedMutation, HandlerSpec, NewEvent, RunOutput
 from pipeline.domain.workflows import OnUncertain, StartAt
 from pipeline.store.database import Database, Statement
 from pipeline.transitions import events, mutations, reconciliation, registration, resolution, runs, starts, workflows
@@ -26,6 +33,8 @@ from tests.factories import (
     a_request,
     a_run,
     a_workflow,
+    carried_forward,
+    committed,
     event_status,
     held,
     some_events,
@@ -45,13 +54,13 @@ _MOVE = text("UPDATE pipeline.deliveries SET run_id = :heir WHERE run_id = :id")
 _IN_FLIGHT = text("UPDATE pipeline.mutations SET status = 'in_flight', next_reconcile_at = NULL WHERE id = :id")
 
 
-def test_a_lease_covers_the_deadline_of_the_request_it_is_extended_for(db: Database) -> None:
-    """Else the rescuer takes the run for dead while its request may still leave."""
+def test_a_lease_covers_the_deadline_of_a_request_that_nothing_can_reconcile(db: Database) -> None:
+    """Else operators are asked for an outcome that its worker may still find out."""
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PREPARED)
     with db.transaction() as tx:
-        sent = mutations.begin_mutation(tx, [a_request(run, timeout=LEASE * 10)]).only()
+        sent = mutations.begin_mutation(tx, [a_request(run, timeout=LEASE * 10, reconcilable=False)]).only()
     assert sent.sent_at is not None
     assert sent.send_deadline == sent.sent_at + LEASE * 10
     assert the_run(db, run.id).lease_expires_at == sent.send_deadline > run.lease_expires_at
@@ -65,7 +74,39 @@ def test_a_request_with_a_deadline_before_the_end_of_the_lease_does_not_shorten_
     run = a_run(db, Phase.PREPARED)
     with db.transaction() as tx:
         mutations.begin_mutation(tx, [a_request(run, timeout=timedelta(seconds=1))]).only()
-    assert the_run(db, run.id).lease_expires_at == run.lease_expires_at
+    assert the_run(db, run.id).lease_expires_at >= run.lease_expires_at
+
+
+def test_a_request_that_can_be_reconciled_leaves_under_a_whole_lease_and_no_longer_one(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.PREPARED)
+    db.advance_clock(LEASE / 2)
+    with db.transaction() as tx:
+        sent = mutations.begin_mutation(tx, [a_request(run, timeout=LEASE * 10)]).only()
+    assert sent.sent_at is not None
+    assert the_run(db, run.id).lease_expires_at == sent.sent_at + LEASE
+
+
+def test_a_rescue_before_the_deadline_of_a_request_proves_nothing_and_a_late_answer_counts(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.PREPARED)
+    with db.transaction() as tx:
+        sent = mutations.begin_mutation(tx, [a_request(run, timeout=LEASE * 10)]).only()
+    db.advance_clock(LEASE * 2)
+    (ended,) = rescuer.recover_crashed_runs(db)
+    assert ended.decision.doubt is MutationStatus.NEEDS_RECONCILE
+    with db.transaction() as tx:
+        absent = FailedMutation(mutation_id=MutationId(sent.id), error="not found", evidence=Evidence.ABSENCE)
+        with pytest.raises(QuietPeriodError):
+            mutations.fail(tx, [absent]).only()
+    with db.transaction() as tx:
+        late = AppliedMutation(mutation_id=MutationId(sent.id), result={}, fence=Fence(run.fence))
+        with pytest.raises(StaleWriteError):
+            mutations.apply(tx, [late]).only()
+        mutations.apply(tx, [replace(late, fence=None)]).only()
+    committed(db, carried_forward(db, the_run(db, run.id)))
 
 
 def approved(db: Database) -> Any:

@@ -258,7 +258,7 @@ def test_a_heartbeat_that_finds_the_database_away_beats_again(
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PREPARING)
-    failed = failing("greatest(r.lease_expires_at", 3)
+    failed = failing("extended AS", 3)
     leases = Leases(db, lease=2 * LEASE, every=timedelta(milliseconds=20))
     leases.hold([held(run)])
     try:

@@ -32,6 +32,23 @@ _EARLIER = f"""(
 _QUIET_BEGINS = "greatest(pipeline.clock(), CAST(:opened_at AS timestamptz))"
 _QUIET_NOW = "least(pipeline.clock(), CAST(:host_clock AS timestamptz))"
 
+
+def _lease_end(sent: str) -> str:
+    """Return the SQL of the end of a lease under which a request leaves: a whole lease from now.
+
+    If nothing can reconcile the request, its lease covers its deadline too: to stop the run before would tell
+    operators of an outcome that its worker may still find out. What can be reconciled is asked about at once, and an
+    answer that it did not happen counts only after the quiet period, however early it comes.
+    """
+    return f"""greatest(r.lease_expires_at, pipeline.clock() + r.lease_duration,
+        CASE WHEN NOT {sent}.reconcilable THEN {sent}.send_deadline END)"""
+
+
+def _lease_duration(sent: str) -> str:
+    """Return the SQL of the longest time that such a lease lasts."""
+    return f"greatest(r.lease_duration, CASE WHEN NOT {sent}.reconcilable THEN {sent}.timeout END)"
+
+
 BEGIN = Statement[SentMutationRow](f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
@@ -64,9 +81,8 @@ WITH requested AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.MUTATING}', mutation_id = w.id,
       status = CASE w.status WHEN '{MutationStatus.PENDING}' THEN '{RunStatus.PAUSED_APPROVAL}' ELSE r.status END,
-      lease_expires_at = CASE w.status WHEN '{MutationStatus.IN_FLIGHT}'
-        THEN greatest(r.lease_expires_at, w.send_deadline) END,
-      lease_duration = greatest(r.lease_duration, w.timeout),
+      lease_expires_at = CASE w.status WHEN '{MutationStatus.IN_FLIGHT}' THEN {_lease_end("w")} END,
+      lease_duration = {_lease_duration("w")},
       cost = {added_cost("x")}
   FROM written w JOIN requested x ON x.run = w.run_id WHERE r.id = w.run_id
   RETURNING r.fence, r.id AS run_id
@@ -84,8 +100,7 @@ _HELD = f"""held AS (
 )"""
 _LEASED = f"""leased AS (
   UPDATE pipeline.runs r
-  SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline),
-    lease_duration = greatest(r.lease_duration, s.timeout), cost = {added_cost("x")}
+  SET lease_expires_at = {_lease_end("s")}, lease_duration = {_lease_duration("s")}, cost = {added_cost("x")}
   FROM sent s JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, cost numeric) ON x.run = s.run_id
   WHERE r.id = s.run_id RETURNING r.fence, r.id
 )

@@ -341,11 +341,21 @@ _IS_LEASED = "r.lease_expires_at IS NOT NULL"
 _IS_UNSENT = f"""(r.phase = '{Phase.MUTATING}' AND EXISTS (
   SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = '{MutationStatus.PENDING}'))"""
 
-HEARTBEAT = Statement[RunRow](f"""
-WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
-{_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
-UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + CAST(:lease AS interval))
-FROM held WHERE r.id = held.id RETURNING r.*
+#: A lease that has lost less than an eighth is not written again. A row that another transaction holds is written at
+#: this moment, by its worker or by a rescuer. The next heartbeat sees by which, and no other run waits for it.
+HEARTBEAT = Statement[RunIdRow](f"""
+WITH {_REQUESTED.format(columns="run uuid, fence bigint")}, held AS (
+  SELECT r.id FROM pipeline.runs r JOIN requested x ON x.run = r.id
+  WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}'
+    AND r.lease_expires_at < pipeline.clock() + CAST(:lease AS interval) * 7 / 8
+  ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
+), extended AS (
+  UPDATE pipeline.runs r SET lease_expires_at = pipeline.clock() + CAST(:lease AS interval)
+  FROM held WHERE r.id = held.id AND r.id = ANY(ARRAY(SELECT id FROM held))
+)
+SELECT r.id FROM pipeline.runs r JOIN requested x ON x.run = r.id
+WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}'
+  AND r.lease_expires_at IS NOT NULL
 """)
 
 HAND_BACK = Statement[RunRow](f"""
