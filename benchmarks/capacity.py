@@ -55,8 +55,8 @@ FROM (SELECT extract(epoch FROM r.finished_at - e.created_at) * 1000 AS waited
 class Bench:
     """A database, a broker, and processes that come and go."""
 
-    def __init__(self, urls: servers.Servers, home: Path) -> None:
-        self.urls, self.home = urls, home
+    def __init__(self, urls: servers.Servers, home: Path, workflows: str = "benchmarks.capacity_workflow") -> None:
+        self.urls, self.home, self.workflows = urls, home, workflows
         self.db = Database.connect(urls.database_url, pool_size=2)
 
     @contextmanager
@@ -66,7 +66,7 @@ class Bench:
             **{name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")},
             "PIPELINE_DATABASE_URL": self.urls.database_url,
             "PIPELINE_BROKER_URL": self.urls.broker_url,
-            "PIPELINE_WORKFLOWS": "benchmarks.capacity_workflow",
+            "PIPELINE_WORKFLOWS": self.workflows,
             "PIPELINE_TICK": "1s",
         }
         started = []

@@ -208,7 +208,7 @@ class Settings(BaseSettings):
         default=timedelta(seconds=60), description="time for the next task of one cohort"
     )
     mutation_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=50, description="mutations that a worker process sends at the same time, at most"
+        default=100, description="mutations that a worker process sends at the same time, at most"
     )
     max_cohort_size: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="runs in one cohort, at most, when there is a backlog"

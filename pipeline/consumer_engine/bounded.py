@@ -205,28 +205,39 @@ class FinishedCall:
 
 
 class ConcurrentCalls:
-    """Several calls at once, each with its own deadline; results arrive as calls end."""
+    """Several calls at once, each with its own deadline; results arrive as calls end.
 
-    def __init__(self) -> None:
+    Calls that share ``idle`` share the threads that wait in it.
+    """
+
+    def __init__(self, idle: list[StepRunner] | None = None) -> None:
         self._running: dict[Hashable, tuple[StepRunner, Job, float]] = {}  # the float is the deadline
         self._finished: SimpleQueue[Hashable] = SimpleQueue()
-        self._idle: list[StepRunner] = []
+        self._idle: list[StepRunner] = [] if idle is None else idle
 
     def __len__(self) -> int:
         return len(self._running)
 
     def start(self, key: Hashable, function: Callable[..., Any], *args: Any, ends_at: float) -> None:
         """Start a call that must end by ``ends_at`` on the monotonic clock."""
-        runner = self._idle.pop() if self._idle else StepRunner()
+        try:
+            runner = self._idle.pop()
+        except IndexError:
+            runner = StepRunner()
         job = runner.begin(function, args)
         self._running[key] = runner, job, ends_at
         job.then(functools.partial(self._finished.put, key))
 
     def close(self) -> None:
         """Let the threads end, busy ones after their call. Results of running calls are dropped."""
-        for runner in (*self._idle, *(runner for runner, _, _ in self._running.values())):
+        for runner, _, _ in self._running.values():
             runner.close()
-        self._idle.clear()
+        while self._idle:  # one by one: another thread may take some meanwhile
+            self._idle.pop().close()
+
+    def wake(self) -> None:
+        """End the wait of the thread that waits for results, or its next wait."""
+        self._finished.put(None)
 
     def wait(self, timeout: float) -> list[FinishedCall]:
         """Return the ended calls; wait at most ``timeout`` seconds for the first.
@@ -234,7 +245,7 @@ class ConcurrentCalls:
         After the first result, others get a short time to arrive, so that one commit records them all.
         Calls past their deadline are returned as timed out, and their late results are dropped.
         """
-        first_end = min((ends_at for _, _, ends_at in self._running.values()), default=0.0)
+        first_end = min((ends_at for _, _, ends_at in self._running.values()), default=float("inf"))
         patience = min(timeout, max(0.0, first_end - time.monotonic()))
         found: list[FinishedCall] = []
         try:

@@ -25,7 +25,8 @@ def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
 @app.task(name=PhaseTask.MUTATE.value, bind=True)
 def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
     """Carry out the mutations of a cohort."""
-    _continue_chain(self, current_process().runner.mutate(_uuids(ids), functools.partial(_dispatch_next, self)), hops)
+    about = self.request.get("kwargsrepr") or ""  # read here: another thread has no request
+    _continue_chain(self, current_process().runner.mutate(_uuids(ids), functools.partial(_dispatch_next, about)), hops)
 
 
 @app.task(name=PhaseTask.NEXT.value, bind=True)
@@ -57,8 +58,7 @@ def _continue_chain(task: Any, result: PhaseResult, hops: int) -> None:
         task.request.chain = None
 
 
-def _dispatch_next(task: Any, ids: Sequence[UUID]) -> None:
-    about = task.request.get("kwargsrepr") or ""
+def _dispatch_next(about: str, ids: Sequence[UUID]) -> None:
     messages.dispatch(DispatchMessage(task=PhaseTask.NEXT, run_ids=tuple(str(id_) for id_ in ids), description=about))
 
 

@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -73,6 +74,11 @@ class WorkerProcess:
     @cached_property
     def runner(self) -> Runner:
         return Runner(self.db, self.registry, self.leases, self.policy, _random.random)
+
+    def drain(self, must_end: Callable[[], bool]) -> None:
+        """Wait for the outcomes of calls that outlived their tasks, unless this process must end before."""
+        if "runner" in self.__dict__:
+            self.runner.stragglers.wait(must_end)
 
     @cached_property
     def scheduler(self) -> Scheduler:

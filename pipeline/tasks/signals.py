@@ -5,7 +5,9 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+from billiard.common import terminate_handler_fired
 from celery import signals
+from celery.worker import state
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
@@ -56,7 +58,11 @@ def start_child(**_: Any) -> None:
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
 def shut_down(**_: Any) -> None:
-    """Hand back the runs of this process, so that they need not wait for their leases to lapse."""
+    """Wait for calls that outlived their tasks, then hand back the runs of this process.
+
+    Celery sends this when a worker stops, and in a child of the pool also when the child is recycled.
+    """
+    current_process().drain(is_cold)
     try:
         current_process().leases.hand_back_all()
     except SQLAlchemyError as error:
@@ -65,6 +71,14 @@ def shut_down(**_: Any) -> None:
     stopping.start()  # beside the spans: one wait for a collector that does not answer
     telemetry.stop_tracing()
     stopping.join()
+
+
+def is_cold() -> bool:
+    """Return whether this process was asked to end at once: a child by SIGTERM, a worker by SIGQUIT or a second signal.
+
+    What it has in flight is then left as a crash leaves it.
+    """
+    return bool(state.should_terminate) or terminate_handler_fired()
 
 
 @signals.worker_ready.connect

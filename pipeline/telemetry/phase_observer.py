@@ -29,6 +29,7 @@ class PhaseObserver:
         self.untimed = set(self.runs) if self.is_timed else set[UUID]()
         self.contexts = {run.id: spans.context_of(run) for run in runs} if self.is_traced else {}
         self.spans: dict[UUID, Span] = {}
+        self.kept_open = set[UUID]()
         task = trace.get_current_span()
         self._links = spans.links_to(task.get_span_context()) if self.is_traced else []
         if self.is_traced and task.is_recording():  # Celery's instrumentation keeps it open until the task ends
@@ -84,9 +85,23 @@ def observe(phase: str, claimed: Sequence[Any], *, task: str, ignored: int) -> I
         with tracing_context.bind_runs(observer.contexts.items()) if observer.is_traced else nullcontext():
             yield
     finally:
-        for span in observer.spans.values():
-            span.end()
+        for run_id in observer.spans.keys() - observer.kept_open:
+            observer.spans[run_id].end()
         _OBSERVER.reset(token)
+
+
+def keep_open(run_ids: Iterable[UUID]) -> None:
+    """Keep the spans of these runs open when their task ends, until ``end_kept_open``."""
+    observer = _OBSERVER.get()
+    if observer is not None:
+        observer.kept_open.update(run_ids)
+
+
+def end_kept_open() -> None:
+    """End the spans that outlived their task, in a copy of the task's context."""
+    observer = _OBSERVER.get()
+    for run_id in observer.spans.keys() & observer.kept_open if observer is not None else ():
+        observer.spans[run_id].end()  # type: ignore[union-attr]
 
 
 def record_finished(run_ids: Iterable[UUID], committed: Sequence[Any] = ()) -> None:

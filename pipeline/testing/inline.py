@@ -123,6 +123,8 @@ class Inline:
         """Start the runs that are due and deliver messages until none is left."""
         for _ in range(max_messages):
             if not self.messages:
+                self.runner.stragglers.wait()
+            if not self.messages:
                 self.scheduler.schedule(self.registry.workflows)
             if not self.messages:
                 return

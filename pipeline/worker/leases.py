@@ -32,6 +32,7 @@ class Leases:
     def __init__(self, db: Database, *, lease: timedelta, every: timedelta) -> None:
         self.db, self.lease, self.every = db, lease, every
         self._held: dict[RunId, Fence] = {}
+        self._until: dict[RunLease, float] = {}
         self._lost: set[RunLease] = set()
         self._lock = threading.Lock()
         self._pid = 0
@@ -46,12 +47,18 @@ class Leases:
                 self._extended_at = time.monotonic()
             self._held.update({item.run_id: item.fence for item in leases})
 
+    def hold_until(self, leases: Iterable[RunLease], until: float) -> None:
+        """Extend these no longer after ``until`` on the monotonic clock, whatever becomes of their work."""
+        with self._lock:
+            self._until.update(dict.fromkeys(leases, until))
+
     def drop(self, leases: Iterable[RunLease]) -> None:
         """The work is done, or given up: extend these no longer."""
         with self._lock:
             for item in leases:
                 if self._held.get(item.run_id) == item.fence:
                     del self._held[item.run_id]
+                self._until.pop(item, None)
                 self._lost.discard(item)
 
     def is_held(self, lease: RunLease) -> bool:
@@ -66,7 +73,8 @@ class Leases:
         """Extend every lease once. False: it failed, and is to be tried again soon."""
         begun = time.monotonic()
         with self._lock:
-            mine = [RunLease(run_id, fence) for run_id, fence in self._held.items()]
+            held = [RunLease(run_id, fence) for run_id, fence in self._held.items()]
+            mine = [item for item in held if self._until.get(item, begun) >= begun]
         if not mine:
             return True
         try:
@@ -77,10 +85,10 @@ class Leases:
             return False
         with self._lock:
             late, self._extended_at = begun - self._extended_at, begun
-            for held in mine:
-                if held.run_id in refused and self._held.get(held.run_id) == held.fence:
-                    del self._held[held.run_id]
-                    self._lost.add(held)
+            for item in mine:
+                if item.run_id in refused and self._held.get(item.run_id) == item.fence:
+                    del self._held[item.run_id]
+                    self._lost.add(item)
         if late > self.lease.total_seconds():
             log.warning(
                 "the leases of %d runs were extended %.1f s after the last time, later than they lasted: is this "
@@ -105,7 +113,7 @@ class Leases:
         with self._lock:
             if self._pid == os.getpid():
                 return
-            self._pid, self._held, self._lost = os.getpid(), {}, set()
+            self._pid, self._held, self._until, self._lost = os.getpid(), {}, {}, set()
             self._stop = threading.Event()
             threading.Thread(target=self._run, args=(self._stop,), name="pipeline-leases", daemon=True).start()
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,8 +35,9 @@ from pipeline.transitions.stops import StoppedRun
 from pipeline.worker.crash_points import CrashPoint, reach
 from pipeline.worker.leases import Leases
 from pipeline.worker.phases import Phases, lease_of, offered_events
-from pipeline.worker.sender import MutationSender, MutationToSend
+from pipeline.worker.sender import CohortSender, MutationSender, MutationToSend
 from pipeline.worker.settings import HandlerDurations, WorkerPolicy
+from pipeline.worker.stragglers import Stragglers
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Runner:
         self.durations = HandlerDurations()
         self.outgrown = frozenset[tuple[str, str]]()  #: consumers whose state newer code merges, and this code cannot
         self.sender = MutationSender(db, registry, leases, policy, jitter)
+        self.stragglers = Stragglers()
 
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
         """Select and reserve inputs."""
@@ -98,7 +100,7 @@ class Runner:
         return _phase_result(claims, [run.id for run in landed])
 
     def mutate(self, ids: Sequence[UUID], dispatch_next: DispatchNext) -> PhaseResult:
-        """Ask for mutations and carry them out. Runs that waited long enough for slow ones are handed on early."""
+        """Ask for mutations and carry them out. Slow calls outlive the task; their runs are handed on later."""
         with self._claim(PhaseTask.MUTATE, ids, CrashPoint.MUTATE_CLAIMED) as claims:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [MutationToSend(run=run, request=None) for run in claims.claimed if run.mutation_id is not None]
@@ -117,7 +119,7 @@ class Runner:
             early = _EarlyDispatch(dispatch_next, self.policy.straggler_wait.total_seconds())
             wanted = [*(item for item in asked if item.request is not None), *approved]
             begun = time.monotonic()
-            self.sender.send(wanted, early.on_done)
+            self.sender.send(wanted, early.on_done, lambda cohort: self._follow(cohort, dispatch_next))
             for item in wanted:
                 self.durations.record(item.run.handler_id, "calls", (time.monotonic() - begun) / len(wanted))
         left = [run_id for run_id in early.waiting if run_id not in early.dispatched]
@@ -171,15 +173,40 @@ class Runner:
                 last.enter_context(phase_observer.observe(task.method, claims.claimed, task=task, ignored=ignored))
             mine = [lease_of(run) for run in claims.claimed]
             self.leases.hold(mine)
-            try:
+            with self._holding(mine, besides=self.stragglers):
                 reach(point)
                 yield claims
-            except Exception as error:
-                if not is_transient(error):
-                    self._stop_held_runs([item for item in mine if self.leases.is_held(item)], error)
-                raise
-            finally:
-                self.leases.drop(mine)
+
+    @contextmanager
+    def _holding(self, leases: Sequence[RunLease], besides: Container[RunLease] = ()) -> Iterator[None]:
+        """Stop what is held when the block fails, and hold nothing after it, ``besides`` what is held elsewhere."""
+        try:
+            yield
+        except Exception as error:
+            if not is_transient(error):
+                mine = [item for item in leases if self.leases.is_held(item) and item not in besides]
+                self._stop_held_runs(mine, error)
+            raise
+        finally:
+            self.leases.drop([item for item in leases if item not in besides])
+
+    def _follow(self, cohort: CohortSender, dispatch_next: DispatchNext) -> None:
+        """Let the last calls of a cohort outlive its task, for no longer than its time limit."""
+        leases = cohort.leases
+        cohort.on_done = lambda run_ids, _: dispatch_next(run_ids) if run_ids else None
+        self.leases.hold_until(leases, cohort.ends_at)
+        phase_observer.keep_open(item.run_id for item in leases)
+        self.stragglers.follow(leases, lambda: self._finish(cohort, leases))
+
+    def _finish(self, cohort: CohortSender, leases: Sequence[RunLease]) -> None:
+        """Record the outcomes of calls that outlived their task."""
+        try:
+            with self._holding(leases):
+                cohort.run()
+        except Exception:
+            log.exception("the outcomes of %d slow calls could not be recorded; they are reconciled", len(leases))
+        finally:
+            phase_observer.end_kept_open()
 
     def _runnable_handlers(self, tx: Transaction) -> set[tuple[str, str]]:
         """Handlers whose runs this process may take. What has outgrown it waits for a worker that has newer code."""
@@ -375,8 +402,10 @@ class _EarlyDispatch:
         self.dispatched: set[RunId] = set()
         self._since = time.monotonic()
 
-    def on_done(self, run_ids: Sequence[RunId]) -> None:
+    def on_done(self, run_ids: Sequence[RunId], has_more: bool) -> None:
         self.waiting.extend(run_ids)
+        if not has_more:
+            return
         ready = [run_id for run_id in self.waiting if run_id not in self.dispatched]
         if ready and time.monotonic() - self._since > self.max_wait:
             self.dispatch_next(ready)

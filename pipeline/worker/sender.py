@@ -1,8 +1,9 @@
 """Send mutations: record each one before its request leaves, and each outcome as it comes.
 
-The number of concurrent calls is bounded. Each wave of ledger rows is committed in flight right before it is sent, so
-a crash leaves in doubt only what was in flight. Outcomes that arrive together are recorded in one commit; a slow call
-delays no other record. ``domain.reconciliation`` decides what the end of a call means.
+The number of concurrent calls of a process is bounded. Each wave of ledger rows is committed in flight right before
+it is sent, so a crash leaves in doubt only what was in flight. Outcomes that arrive together are recorded in one
+commit. A slow call delays neither another record nor the end of its task. ``domain.reconciliation`` decides what the
+end of a call means.
 """
 
 import logging
@@ -19,7 +20,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
-from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall
+from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, StepRunner
 from pipeline.domain.errors import LogicError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.idempotency import effect_id
@@ -49,7 +50,8 @@ from pipeline.workflows.registry import Registry
 log = logging.getLogger(__name__)
 
 WORKER = Actor(name="worker", reason="the call was answered after its outcome had been resolved")
-OnDone = Callable[[Sequence[RunId]], None]
+OnDone = Callable[[Sequence[RunId], bool], None]  #: the runs that go on, and whether others of the cohort follow
+_MIN_STRAGGLER_WAIT = 0.01  #: seconds: the calls of a wave do not end in the same instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +79,32 @@ class MutationSender:
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.db, self.registry, self.leases, self.policy, self.jitter = db, registry, leases, policy, jitter
+        self.places = _Places(policy.mutation_concurrency)
+        self._idle: list[StepRunner] = []  # threads, kept from cohort to cohort
         self._local = threading.local()
 
-    def send(self, wanted: Sequence[MutationToSend], on_done: OnDone) -> None:
-        """Carry out every request; ``on_done`` hears of runs whose outcome is recorded."""
+    def send(
+        self, wanted: Sequence[MutationToSend], on_done: OnDone, hand_over: "Callable[[CohortSender], None]"
+    ) -> None:
+        """Carry out every request; ``on_done`` hears of runs whose outcome is recorded.
+
+        When only slow calls are left, ``hand_over`` gets the cohort, to finish it in another thread.
+        """
         calls = self._calls()
+        cohort = CohortSender(self, calls, deque(wanted), on_done)
         try:
-            _CohortSender(self, calls, deque(wanted), on_done).run()
+            if not cohort.run(leave=True):
+                del self._local.calls
+                hand_over(cohort)
         except BaseException:
             calls.close()
-            del self._local.calls
+            self._local.__dict__.pop("calls", None)
             raise
 
     def _calls(self) -> ConcurrentCalls:
-        """The calls of this thread, whose own threads are kept from cohort to cohort."""
+        """The calls of this thread, unless a cohort has kept them."""
         if not hasattr(self._local, "calls"):
-            self._local.calls = ConcurrentCalls()
+            self._local.calls = ConcurrentCalls(self._idle)
         calls: ConcurrentCalls = self._local.calls
         return calls
 
@@ -167,8 +179,10 @@ class MutationSender:
         pending.started_at, pending.call = time.monotonic(), call
         calls.start(pending.lease.run_id, worker_calls.call_provider, function, pending, call, ends_at=call.ends_at)
 
-    def record(self, ended: Sequence[_DecidedCall]) -> None:
+    def record(self, ended: Sequence[_DecidedCall]) -> Sequence[RunId]:
         """Write outcomes down, again and again while the database does not take them: they exist nowhere else.
+
+        Returns the runs that go on.
 
         If the rescuer has taken the runs for dead meanwhile, the outcomes resolve its doubts.
         """
@@ -187,6 +201,7 @@ class MutationSender:
         phase_observer.record_failed(stopped)
         reach(CrashPoint.OUTCOME_SAVED)
         self.leases.drop([pending.lease for pending, _ in ended])
+        return [RunId(run_id) for run_id in settled]
 
     def _pauses(self) -> Iterator[float | None]:
         """How long to wait between tries, then None: for the last one."""
@@ -322,7 +337,32 @@ class MutationSender:
         return found
 
 
-class _CohortSender:
+class _Places:
+    """How many calls this process may still send. All its cohorts share them, with and without a task."""
+
+    def __init__(self, limit: int) -> None:
+        self._free, self._lock = limit, threading.Lock()
+        self._waiting: set[Callable[[], None]] = set()
+
+    def take(self, wanted: int, wake: Callable[[], None]) -> int:
+        """Take so many places, or those that are free; then ``wake`` is called once when others are."""
+        with self._lock:
+            taken = max(0, min(wanted, self._free))
+            self._free -= taken
+            if taken < wanted:
+                self._waiting.add(wake)
+            return taken
+
+    def give_back(self, count: int) -> None:
+        """Give places back. A negative count takes them, free or not: another attempt does not wait for one."""
+        with self._lock:
+            self._free += count
+            waiting, self._waiting = (self._waiting, set()) if self._free > 0 else (set(), self._waiting)
+        for wake in waiting:
+            wake()
+
+
+class CohortSender:
     """The mutations of one cohort on their way: waiting, in flight, pausing before another attempt."""
 
     def __init__(
@@ -331,40 +371,83 @@ class _CohortSender:
         self.sender, self.calls, self.waiting, self.on_done = sender, calls, waiting, on_done
         self.in_flight: dict[RunId, PendingCall] = {}
         self.retrying: list[tuple[float, PendingCall]] = []
-        self.count = len(waiting)
-        self.closes_at = time.monotonic() + sender.policy.mutation_budget.total_seconds()
+        self.count, self.places = len(waiting), 0
+        budget = sender.policy.mutation_budget.total_seconds()
+        self.closes_at = time.monotonic() + budget
+        self.ends_at = self.closes_at + budget  #: as the time limit of the task: no call and no reconcile ends later
+        self._patience, self._changed_at = sender.policy.straggler_wait.total_seconds(), time.monotonic()
+        self._longest = 0.0
 
-    def run(self) -> None:
-        while self.waiting or self.in_flight or self.retrying:
-            self._send()
-            ended = [(self.in_flight.pop(RunId(item.key)), item) for item in self.calls.wait(self._wait_seconds())]  # type: ignore[arg-type]
-            if ended:
-                reach(CrashPoint.CALLED)
-            judged = [(pending, self._decide(pending, finished)) for pending, finished in ended]
-            for pending, verdict in judged:
-                self._apply_decision(pending, verdict)
-            done = [
-                (pending, verdict)
-                for pending, verdict in judged
-                if verdict.action not in (NextAction.RECONCILE, NextAction.RETRY)
-            ]
-            if done:
-                self.sender.record(done)
-            self.on_done([pending.lease.run_id for pending, _ in done])
+    @property
+    def leases(self) -> list[RunLease]:
+        """The runs that are not done."""
+        return [pending.lease for pending in (*self.in_flight.values(), *(pending for _, pending in self.retrying))]
+
+    def run(self, *, leave: bool = False) -> bool:
+        """Go on until every outcome is recorded, or only slow calls are left; then False if the caller may leave."""
+        try:
+            while self.waiting or self.in_flight or self.retrying:
+                self._send()
+                if leave and self._has_only_stragglers():
+                    return False
+                self._take_in(self.calls.wait(self._wait_seconds(leave=leave)))
+        except BaseException:
+            self._hold_places(0)
+            raise
+        return True
+
+    def _take_in(self, finished: Sequence[FinishedCall]) -> None:
+        """Decide about calls that ended, and record those that are done."""
+        ended = [(self.in_flight.pop(RunId(item.key)), item) for item in finished]  # type: ignore[arg-type]
+        if ended:
+            reach(CrashPoint.CALLED)
+            self._changed_at = time.monotonic()
+            self._longest = max(self._longest, *(self._changed_at - pending.started_at for pending, _ in ended))
+        judged = [(pending, self._decide(pending, finished)) for pending, finished in ended]
+        for pending, verdict in judged:
+            self._apply_decision(pending, verdict)
+        self._hold_places(len(self.in_flight))
+        done = [
+            (pending, verdict)
+            for pending, verdict in judged
+            if verdict.action not in (NextAction.RECONCILE, NextAction.RETRY)
+        ]
+        settled = self.sender.record(done) if done else ()
+        self.on_done(settled, bool(self.waiting or self.in_flight or self.retrying))
 
     def _send(self) -> None:
         """Hand back runs without time left, send up to the concurrency, and retry calls whose pause is over."""
-        if self.waiting and len(self.waiting) < self.count and time.monotonic() > self.closes_at:
+        taken = self.sender.places.take(len(self.waiting), self.calls.wake) if self.waiting else 0
+        self.places += taken
+        if self.waiting and (len(self.waiting) < self.count or not taken) and time.monotonic() > self.closes_at:
             self.sender.hand_back([lease_of(item.run) for item in self.waiting])
             self.waiting.clear()
-        free = self.sender.policy.mutation_concurrency - len(self.in_flight)
-        wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        wave = [self.waiting.popleft() for _ in range(min(taken, len(self.waiting)))]
         due = [pending for at, pending in self.retrying if at <= time.monotonic()]
         self.retrying = [(at, pending) for at, pending in self.retrying if pending not in due]
         begun = self.sender.begin(wave) if wave else []
         begun += self.sender.begin_retry(due) if due else []
         for pending in begun:
             self._start_call(pending)
+        self._hold_places(len(self.in_flight))
+        if begun:
+            self._changed_at = time.monotonic()
+
+    def _hold_places(self, count: int) -> None:
+        """Keep a place for each call in flight."""
+        if count != self.places:
+            given, self.places = self.places - count, count
+            self.sender.places.give_back(given)
+
+    def _has_only_stragglers(self) -> bool:
+        """Whether what is left takes longer than the rest did."""
+        return bool(self.in_flight or self.retrying) and not self.waiting and time.monotonic() >= self._leaves_at
+
+    @property
+    def _leaves_at(self) -> float:
+        """When a call that is left is a straggler: after as long again as the slowest of the others took."""
+        patience = self._patience if not self._longest else max(_MIN_STRAGGLER_WAIT, self._longest)
+        return self._changed_at + min(self._patience, patience)
 
     def _decide(self, pending: PendingCall, finished: FinishedCall) -> CallDecision:
         read = reconcile_end if pending.is_reconcile else call_end
@@ -397,7 +480,9 @@ class _CohortSender:
         self.in_flight[pending.lease.run_id] = pending
         self.sender.start_call(self.calls, pending)
 
-    def _wait_seconds(self) -> float:
-        """How long to wait for the next answer: until a retry is due, and at most a second."""
+    def _wait_seconds(self, *, leave: bool) -> float:
+        """How long to wait for the next answer: until a retry is due or the caller leaves, and at most a second."""
         due_at = min((at for at, _ in self.retrying), default=time.monotonic() + 1.0)
+        if leave and not self.waiting:
+            due_at = min(due_at, self._leaves_at)
         return min(1.0, max(0.0, due_at - time.monotonic()))

@@ -17,8 +17,9 @@ class WorkerPolicy(Policy):
     cohort_budget: timedelta = timedelta(seconds=30)  #: after this a cohort gives the rest of its runs back
     mutation_budget: timedelta = timedelta(seconds=60)  #: after this a cohort sends nothing more
     record_limit: timedelta = timedelta(seconds=60)  #: how long outcomes wait for a database that does not take them
-    mutation_concurrency: int = Field(default=50, ge=1, le=1000)
-    straggler_wait: timedelta = timedelta(seconds=1)  #: how long finished runs wait for slow calls of their cohort
+    mutation_concurrency: int = Field(default=100, ge=1, le=1000)
+    #: how long a task waits for the slow calls of its cohort, at most, and finished runs for the others
+    straggler_wait: timedelta = timedelta(milliseconds=200)
     limits: Limits = DEFAULT_LIMITS
 
 
