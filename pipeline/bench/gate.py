@@ -1,6 +1,7 @@
 """The gate after each measurement: every order was consumed once, had one effect, and nothing is left open.
 
-The witness of the effects is a file that the calls append to. Without an open gate no figure is shown.
+The witness of the effects is a file that the calls append to. Without an open gate no figure is shown. Rows that a case
+copied into the tables do not count: they were never published.
 """
 
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.bench.installation import Fleet, Installation
+from pipeline.bench.rows import NOT_COPIED
 from pipeline.bench.workflow import DONE, ORDERS
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.store.reads import invariants
@@ -16,11 +18,11 @@ from pipeline.store.reads.durability import durability_findings
 _COUNTS = {
     "consumed": (
         "SELECT count(*) FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id "
-        "WHERE e.topic = %s AND d.status = %s",
+        f"WHERE e.topic = %s AND d.status = %s AND {NOT_COPIED}",
         (ORDERS, DeliveryStatus.CONSUMED.value),
     ),
-    "orders": ("SELECT count(*) FROM pipeline.events WHERE topic = %s", (ORDERS,)),
-    "done": ("SELECT count(*) FROM pipeline.events WHERE topic = %s", (DONE,)),
+    "orders": (f"SELECT count(*) FROM pipeline.events e WHERE e.topic = %s AND {NOT_COPIED}", (ORDERS,)),
+    "done": (f"SELECT count(*) FROM pipeline.events e WHERE e.topic = %s AND {NOT_COPIED}", (DONE,)),
     "open_runs": ("SELECT count(*) FROM pipeline.runs WHERE status = %s", (RunStatus.ACTIVE.value,)),
     "open_mutations": (
         "SELECT count(*) FROM pipeline.mutations WHERE status NOT IN (%s, %s)",
@@ -33,7 +35,8 @@ _COUNTS = {
 class Evidence:
     """What was found after a measurement."""
 
-    expected: int  #: orders that were published
+    published: int  #: orders
+    expected: int  #: orders that must be done; the others must be as if they had never begun
     counts: Mapping[str, int]
     effects: Mapping[str, int]  #: how often the witness saw each order
     findings: Sequence[str] = ()
@@ -41,7 +44,7 @@ class Evidence:
 
 def problems(found: Evidence) -> list[str]:
     """Return what is wrong. An empty list opens the gate."""
-    wanted = {"consumed": found.expected, "orders": found.expected, "done": found.expected}
+    wanted = {"consumed": found.expected, "orders": found.published, "done": found.expected}
     wrong = [
         f"{name.replace('_', ' ')}: {found.counts[name]}; expected {wanted.get(name, 0)}"
         for name in found.counts
@@ -55,12 +58,19 @@ def problems(found: Evidence) -> list[str]:
     return wrong + [f"doctor: {finding}" for finding in found.findings]
 
 
+def check(fleet: Fleet) -> list[str]:
+    """Return what is wrong after a measurement on these processes."""
+    return problems(evidence(fleet))
+
+
 def evidence(fleet: Fleet) -> Evidence:
     """Read what a measurement left behind."""
     site = fleet.site
+    published = fleet.published.total()
     lines = fleet.witness.read_text().splitlines() if fleet.witness.exists() else []
     return Evidence(
-        expected=fleet.published.total(),
+        published=published,
+        expected=published if fleet.expected is None else fleet.expected,
         counts={name: int(site.query(sql, *params)[0][0]) for name, (sql, params) in _COUNTS.items()},
         effects=Counter(lines),
         findings=_findings(site),

@@ -3,8 +3,8 @@
 import os
 
 from pipeline.bench.workflow import measured_workflow
-from pipeline.bench.workflow import world as world  # its connector
+from pipeline.bench.workflow import world as world  # the connector of all
 
 COUNT_VARIABLE = "BENCH_IDLE_WORKFLOWS"
 
-idle = [measured_workflow(f"idle{n}") for n in range(int(os.environ.get(COUNT_VARIABLE, "1")))]
+globals().update({f"idle{n}": measured_workflow(f"idle{n}") for n in range(int(os.environ.get(COUNT_VARIABLE, "1")))})

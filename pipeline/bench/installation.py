@@ -23,14 +23,19 @@ from pipeline.bench.workflow import DONE, WITNESS_VARIABLE
 from pipeline.chaos.nodes import NodeProcess, celery_command
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
+from pipeline.domain.states import RunStatus
 from pipeline.embedded import processes, servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
+from pipeline.workflows.registration import register_workflows
+from pipeline.workflows.registry import Registry
 
-_START_TIMEOUT = 120.0
+WORKFLOWS = "pipeline.bench.workflow"  #: the module with the measured workflows
+_START_TIMEOUT = 300.0
 _POLL = 0.1
-_DONE = "SELECT count(*) FROM pipeline.events WHERE workflow = %s AND topic = %s"
+_HOLDER = "SELECT worker FROM pipeline.runs WHERE workflow = %s AND status = %s AND worker IS NOT NULL"
+_DONE = f"SELECT count(*) FROM pipeline.events e WHERE e.workflow = %s AND e.topic = %s AND {rows.NOT_COPIED}"
 
 
 class BenchError(PipelineError):
@@ -47,7 +52,7 @@ class FleetOptions:
 
     workers: int = 1
     concurrency: int = 2
-    modules: str = "pipeline.bench.workflow"
+    modules: str = WORKFLOWS
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -87,6 +92,15 @@ class Installation:
         """Remove every row."""
         with self._session.cursor() as cursor:
             rows.clear(cursor)
+
+    def copy_finished_run(self, workflow: str, count: int) -> None:
+        """Copy a finished run of a workflow so many times."""
+        with self._session.cursor() as cursor:
+            rows.copy_finished_run(cursor, workflow, count)
+
+    def register(self) -> None:
+        """Register the measured workflows, as a worker does when it starts."""
+        register_workflows(self.db, Registry.load([WORKFLOWS]))
 
     def analyze(self) -> None:
         """Give the planner statistics of the rows that are there."""
@@ -135,6 +149,7 @@ class Fleet:
         self.site, self.folder, self.options = site, folder, options
         self.witness = folder / "witness"
         self.published: Counter[str] = Counter()  #: orders, by workflow
+        self.expected: int | None = None  #: orders that must be done; None: all that were published
         self._environ = site.environ(options, self.witness)
         self._stack = stack
         self._last_order = count()
@@ -169,6 +184,10 @@ class Fleet:
                 within=within,
             )
 
+    def effects(self) -> int:
+        """Return how many effects the witness has seen."""
+        return self.witness.read_bytes().count(b"\n") if self.witness.exists() else 0
+
     def done(self, workflow: str) -> int:
         """Return how many orders of a workflow are done."""
         return int(self.site.query(_DONE, workflow, DONE)[0][0])
@@ -178,6 +197,17 @@ class Fleet:
         ((wal,),) = self.site.query("SELECT pg_current_wal_insert_lsn() - '0/0'")
         pids = [node.process.pid for node in self.workers]
         return Costs(workers=cpu_seconds(*pids), postgres=self.site.postgres_cpu(), wal=float(wal))
+
+    def holder(self, workflow: str) -> tuple[NodeProcess, int]:
+        """Return the worker that holds the active run of a workflow, and the pid of its pool process."""
+        ((name,),) = self.site.query(_HOLDER, workflow, RunStatus.ACTIVE.value)
+        pid = int(name.rpartition(":")[2])
+        return next(node for node in self.workers if pid in node.children()), pid
+
+    def kill(self, node: NodeProcess) -> None:
+        """Kill a worker with all its processes, and leave it dead."""
+        self.workers.remove(node)
+        node.end()
 
     def wait(self, condition: Callable[[], bool], what: str, *, within: float = _START_TIMEOUT) -> None:
         """Wait for a fact while every process lives."""
@@ -221,7 +251,7 @@ class Fleet:
         return process
 
     def _publish(self, what: str, workflow: str, number: int, payloads: Sequence[Any], **more: Any) -> list[str]:
-        orders = [f"order-{next(self._last_order):08}" for _ in range(number)]
+        orders = [f"{rows.ORDER}{next(self._last_order):08}" for _ in range(number)]
         self._command(what, workflow=workflow, orders=orders, payloads=payloads or [{}], **more)
         self.published[workflow] += number
         return orders

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.bench.counters import LogCounts
 from pipeline.bench.figures import percentile
 from pipeline.bench.installation import Costs, Fleet
 from pipeline.bench.workflow import DONE, ORDERS
@@ -39,8 +40,11 @@ def drain(fleet: Fleet, workflow: str, orders: int, *payloads: Any, per_run: int
     after = fleet.costs()
     ((seconds,),) = fleet.site.query(_SPAN, begun, workflow, DONE, names[0], names[-1])
     runs = orders / per_run
-    found = {"runs_per_second": runs / seconds, **_costs_per_run(before, after, runs)}
-    return found if per_run == 1 else {**found, "events_per_second": orders / seconds}
+    return {
+        "runs_per_second": runs / seconds,
+        "events_per_second": orders / seconds,
+        **costs_per_run(before, after, runs),
+    }
 
 
 def pace(fleet: Fleet, workflow: str, orders: int, *payloads: Any, rate: float = RATE) -> dict[str, float]:
@@ -51,7 +55,7 @@ def pace(fleet: Fleet, workflow: str, orders: int, *payloads: Any, rate: float =
     after = fleet.costs()
     waited = seconds_to_done(fleet, workflow, names)
     found = {f"p{percent}_ms": percentile(waited, percent) * 1000 for percent in (50, 95, 99)}
-    return {**found, **_costs_per_run(before, after, orders)}
+    return {**found, **costs_per_run(before, after, orders)}
 
 
 def count_drained(fleet: Fleet, workflow: str, orders: int, *payloads: Any) -> dict[str, float]:
@@ -60,7 +64,7 @@ def count_drained(fleet: Fleet, workflow: str, orders: int, *payloads: Any) -> d
     with fleet.site.counted() as counts:
         fleet.wake(workflow)
         fleet.wait_until_done()
-    return _counts_per_run(fleet, counts, orders)
+    return counts_per_run(fleet, counts, orders)
 
 
 def count_paced(fleet: Fleet, workflow: str, orders: int, *payloads: Any, rate: float = RATE) -> dict[str, float]:
@@ -68,7 +72,7 @@ def count_paced(fleet: Fleet, workflow: str, orders: int, *payloads: Any, rate: 
     with fleet.site.counted() as counts:
         fleet.pace(workflow, orders, rate, *payloads)
         fleet.wait_until_done()
-    return _counts_per_run(fleet, counts, orders)
+    return counts_per_run(fleet, counts, orders)
 
 
 def seconds_to_done(fleet: Fleet, workflow: str, names: Sequence[str]) -> list[float]:
@@ -77,7 +81,8 @@ def seconds_to_done(fleet: Fleet, workflow: str, names: Sequence[str]) -> list[f
     return [seconds for (seconds,) in rows]
 
 
-def _costs_per_run(before: Costs, after: Costs, runs: float) -> dict[str, float]:
+def costs_per_run(before: Costs, after: Costs, runs: float) -> dict[str, float]:
+    """Divide what was spent between two instants by the number of runs."""
     found = {
         "worker_cpu_ms": (after.workers - before.workers) * 1000 / runs,
         "wal_bytes": (after.wal - before.wal) / runs,
@@ -87,7 +92,8 @@ def _costs_per_run(before: Costs, after: Costs, runs: float) -> dict[str, float]
     return found
 
 
-def _counts_per_run(fleet: Fleet, counts: Any, runs: float) -> dict[str, float]:
+def counts_per_run(fleet: Fleet, counts: LogCounts, runs: float) -> dict[str, float]:
+    """Divide counts of the log by the number of runs; nothing where the log is out of reach."""
     if not fleet.site.can_count:
         return {}
     return {

@@ -1,7 +1,7 @@
 """The service that publishes orders: a process of its own, which takes commands as lines of JSON.
 
-It publishes in a transaction of its own and sends the wake-up message after it, as the guide for publishers says. Its
-session in Postgres has the name of the benchmark, so that its statements do not count as the workers'.
+It publishes and sends the wake-up message after the commit, as a database client does. Its session in Postgres has the
+name of the benchmark, so that its statements do not count as the workers'.
 """
 
 import json
@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, create_engine
-
 from pipeline.bench.counters import OWN
 from pipeline.client import publish
 from pipeline.config import Settings
+from pipeline.store.database import Database, Statement, UnreadRow
 from pipeline.tasks import messages
+
+_RENAME_SESSION = Statement[UnreadRow]("SELECT set_config('application_name', CAST(:name AS text), false)")
 
 
 class Publisher:
     """Publishes orders at once or at a rate."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, db: Database) -> None:
+        self._db = db  #: one connection, since there is one thread
         self._commands: Mapping[str, Callable[..., None]] = {
             "publish": self.publish,
             "pace": self.pace,
@@ -41,8 +42,8 @@ class Publisher:
             {"topic": "orders", "message_id": order, "payload": payloads[n % len(payloads)]}
             for n, order in enumerate(orders)
         ]
-        with self._engine.begin() as connection:
-            publish(connection, workflow, new)
+        with self._db.transaction() as tx:
+            publish(tx, workflow, new)
 
     def pace(self, workflow: str, orders: list[str], payloads: list[Any], rate: float) -> None:
         """Publish one order after the other at a rate, whether or not earlier ones are done (an open loop)."""
@@ -59,8 +60,10 @@ class Publisher:
 
 def main() -> None:
     """Answer each line with an empty line once it is done."""
-    url = Settings.load(os.environ).database_url
-    publisher = Publisher(create_engine(url, connect_args={"application_name": OWN}))
+    db = Database.connect(Settings.load(os.environ).database_url, pool_size=1)
+    with db.transaction() as tx:
+        tx.all(_RENAME_SESSION, name=OWN)
+    publisher = Publisher(db)
     for line in sys.stdin:
         publisher.run(json.loads(line))
         sys.stdout.write("\n")

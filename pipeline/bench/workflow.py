@@ -107,3 +107,4 @@ def measured_workflow(name: str, *, batch: int = 1, **options: Any) -> Workflow:
 many = measured_workflow("many", concurrency=400)
 one = measured_workflow("one")
 batched = measured_workflow("batched", batch=100, concurrency=400)
+zone = measured_workflow("zone", concurrency=10_000)
