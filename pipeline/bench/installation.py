@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pipeline.admin.controls import WorkflowControls
 from pipeline.bench import rows
 from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, postmaster_pid
 from pipeline.bench.workflow import DONE, WITNESS_VARIABLE
@@ -24,6 +25,7 @@ from pipeline.chaos.nodes import NodeProcess, celery_command
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
 from pipeline.domain.states import RunStatus
+from pipeline.domain.values import Actor
 from pipeline.embedded import processes, servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
@@ -34,6 +36,9 @@ from pipeline.workflows.registry import Registry
 WORKFLOWS = "pipeline.bench.workflow"  #: the module with the measured workflows
 _START_TIMEOUT = 300.0
 _POLL = 0.1
+_PRELOADED_AT_ONCE = 1000  #: a multiple of every number of payloads that a case repeats
+_ACTOR = Actor(name="bench")
+_OPEN_RUNS = "SELECT count(*) FROM pipeline.runs WHERE status = %s"
 _HOLDER = "SELECT worker FROM pipeline.runs WHERE workflow = %s AND status = %s AND worker IS NOT NULL"
 _DONE = f"SELECT count(*) FROM pipeline.events e WHERE e.workflow = %s AND e.topic = %s AND {rows.NOT_COPIED}"
 
@@ -166,6 +171,24 @@ class Fleet:
     def publish(self, workflow: str, number: int, *payloads: Any) -> list[str]:
         """Publish so many orders in one transaction. Return their names."""
         return self._publish("publish", workflow, number, payloads)
+
+    def preload(self, workflow: str, number: int, *payloads: Any) -> list[str]:
+        """Pause a workflow and publish so many orders to it. Return their names."""
+        WorkflowControls(self.site.db).pause(workflow, _ACTOR)
+        names: list[str] = []
+        while len(names) < number:
+            names += self.publish(workflow, min(_PRELOADED_AT_ONCE, number - len(names)), *payloads)
+        return names
+
+    def pause(self, workflow: str) -> None:
+        """Start no run, and wait until none is active."""
+        WorkflowControls(self.site.db).pause(workflow, _ACTOR)
+        self.wait(lambda: self.site.query(_OPEN_RUNS, RunStatus.ACTIVE.value)[0][0] == 0, "the runs to finish")
+
+    def release(self, workflow: str) -> None:
+        """Resume a workflow, and wake it."""
+        WorkflowControls(self.site.db).resume(workflow, _ACTOR)
+        self.wake(workflow)
 
     def pace(self, workflow: str, number: int, rate: float, *payloads: Any) -> list[str]:
         """Publish so many orders at a rate. Return their names."""

@@ -31,11 +31,11 @@ def warm_up(fleet: Fleet, workflow: str, *, runs: int = _WARM_UP) -> None:
 
 
 def drain(fleet: Fleet, workflow: str, orders: int, *payloads: Any, per_run: int = 1) -> dict[str, float]:
-    """Publish a backlog in one transaction, and measure from the wake-up to the last commit."""
-    names = fleet.publish(workflow, orders, *payloads)
+    """Publish a backlog to a paused workflow, and measure from its release to the last commit."""
+    names = fleet.preload(workflow, orders, *payloads)
     before = fleet.costs()
     ((begun,),) = fleet.site.query(_CLOCK)
-    fleet.wake(workflow)
+    fleet.release(workflow)
     fleet.wait_until_done()
     after = fleet.costs()
     ((seconds,),) = fleet.site.query(_SPAN, begun, workflow, DONE, names[0], names[-1])
@@ -60,9 +60,9 @@ def pace(fleet: Fleet, workflow: str, orders: int, *payloads: Any, rate: float =
 
 def count_drained(fleet: Fleet, workflow: str, orders: int, *payloads: Any) -> dict[str, float]:
     """Count what each run of a backlog asks of Postgres."""
-    fleet.publish(workflow, orders, *payloads)
+    fleet.preload(workflow, orders, *payloads)
     with fleet.site.counted() as counts:
-        fleet.wake(workflow)
+        fleet.release(workflow)
         fleet.wait_until_done()
     return counts_per_run(fleet, counts, orders)
 

@@ -30,9 +30,9 @@ def drain_hanging(fleet: Fleet, orders: int, *, share: bool) -> dict[str, float]
     """Drain a backlog of which one call in twenty hangs, or none. Orders with an answer count."""
     warm_up(fleet, "many")
     calls: list[Any] = [{"hangs": share and n == 0} for n in range(_ONE_OF_TWENTY)]
-    fleet.publish("many", orders, *calls)
+    fleet.preload("many", orders, *calls)
     ((begun,),) = fleet.site.query("SELECT clock_timestamp()")
-    fleet.wake("many")
+    fleet.release("many")
     fleet.wait_until_done()
     found = fleet.site.query(_ANSWERED, begun, DONE, begun)
     return {
@@ -63,8 +63,9 @@ def kill_machine(fleet: Fleet) -> dict[str, float]:
 
 def lose_zone(fleet: Fleet, orders: int) -> dict[str, float]:
     """Kill a worker that makes so many calls at once; a worker that starts then must rescue and finish them all."""
-    fleet.publish("zone", orders, {"ms": 300_000})
-    fleet.wake("zone")
+    fleet.site.register()
+    fleet.preload("zone", orders, {"ms": 300_000})
+    fleet.release("zone")
     fleet.wait(lambda: fleet.effects() >= orders, f"{orders} calls at once")
     fleet.kill(fleet.workers[0])
     begun = time.monotonic()
