@@ -179,6 +179,8 @@ CREATE TABLE pipeline.deliveries (
     declined BOOLEAN DEFAULT false NOT NULL,
     suspect BOOLEAN DEFAULT false NOT NULL,
     slice_limit INTEGER,
+    group_size INTEGER,
+    narrowing_declined BOOLEAN DEFAULT false NOT NULL,
     failing_since TIMESTAMP WITH TIME ZONE,
     error TEXT,
     xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
@@ -186,7 +188,11 @@ CREATE TABLE pipeline.deliveries (
     CONSTRAINT deliveries_status_known CHECK (status IN ('pending', 'reserved', 'consumed', 'skipped', 'quarantined')),
     CONSTRAINT deliveries_reserved_has_owner CHECK ((status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)),
     CONSTRAINT deliveries_open_has_no_owner CHECK ((status IN ('pending', 'quarantined')) <= (run_id IS NULL)),
-    CONSTRAINT deliveries_only_pending_is_offered CHECK ((offered_to IS NOT NULL) <= (status = 'pending'))
+    CONSTRAINT deliveries_only_pending_is_offered CHECK ((offered_to IS NOT NULL) <= (status = 'pending')),
+    CONSTRAINT deliveries_slice_limit_positive CHECK (slice_limit >= 1),
+    CONSTRAINT deliveries_group_has_several CHECK (group_size >= 2),
+    CONSTRAINT deliveries_sliced_in_one_way
+      CHECK (num_nonnulls(slice_limit, group_size) + narrowing_declined::integer <= 1)
 )
  WITH (fillfactor = 70)
     """,
@@ -580,7 +586,7 @@ BEGIN
       SELECT m.status IN ('applied', 'failed') FROM pipeline.mutations m WHERE m.id = r.mutation_id), true)
     ORDER BY r.id LIMIT 1000) AS retryable,
   CASE WHEN w.concurrency = 1 OR h.wake_at IS NOT NULL THEN (
-    SELECT abs(d.slice_limit) FROM pipeline.deliveries d
+    SELECT coalesce(d.slice_limit, d.group_size) FROM pipeline.deliveries d
     WHERE d.handler_id = ANY(ARRAY[CAST(h.id AS integer)]) AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > h.low_watermark AND NOT d.declined
       AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()) AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o

@@ -77,8 +77,8 @@ class RunFacts:
     on_uncertain: OnUncertain
     on_logic_error: OnLogicError
     on_exhausted: OnExhausted
-    #: the largest slice in which these events may be offered; None: not narrowed yet; negative: they stay together
-    slice_limit: int | None = None
+    slice_limit: int | None = None  #: the largest slice in which these events may be offered; None: not narrowed yet
+    can_be_narrowed: bool = True  #: they neither stay together nor were declined in a smaller slice
     handler_failures: int = 0  #: failed runs in a row of a handler that runs alone
     has_later_commit: bool = False  #: a run that began after these events first failed has committed others
     has_other_failures: bool = False  #: since the handler's last commit, runs without these events failed too
@@ -175,11 +175,11 @@ def narrowed_limit(failure: Failure, facts: RunFacts, disposition: Disposition) 
 
     Half of them, or one by one after a crash: each further crash would take other runs along. The limit shrinks with
     every round, so that the rounds are bounded by the logarithm of the slice. Inputs that are together again in spite
-    of their limit, such as one event of each of two topics, cannot be narrowed down. A negative limit is below every
-    other: a request for these inputs may have happened in spite of its verdict, and a part of them would be sent under
-    another idempotency key.
+    of their limit, such as one event of each of two topics, cannot be narrowed down. Nor can inputs that stay together:
+    a request for them may have happened in spite of its verdict, and a part of them would be sent under another
+    idempotency key.
     """
-    if facts.blamed_events < 2 or disposition.inputs is InputAction.KEEP:
+    if facts.blamed_events < 2 or not facts.can_be_narrowed or disposition.inputs is InputAction.KEEP:
         return None
     limit = 1 if failure.kind is FailureKind.CRASH else -(-facts.blamed_events // 2)
     return limit if facts.slice_limit is None or limit < facts.slice_limit else None

@@ -101,7 +101,7 @@ _RETRYABLE = f"""ARRAY(
 #: Of the first event that a run which sees everything is shown: in how large a slice it may be offered. Only consumers
 #: that get such a run have it.
 _SLICE_LIMIT = f"""CASE WHEN w.concurrency = 1 OR h.wake_at IS NOT NULL THEN (
-    SELECT abs(d.slice_limit) FROM pipeline.deliveries d
+    SELECT coalesce(d.slice_limit, d.group_size) FROM pipeline.deliveries d
     WHERE {is_of_handler("h.id")} AND {_IS_WAITING} AND d.event_id > h.low_watermark AND NOT d.declined
       AND {IS_AVAILABLE} AND {_IS_KEY_FREE}
     ORDER BY {PENDING_ORDER} LIMIT 1) END"""

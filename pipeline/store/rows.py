@@ -151,6 +151,7 @@ class RunFactsRow(RunWithMutationRow, Protocol):
     failing_events: list[EventId] | None  #: events that all these failures have in common
     input_failures: int
     input_slice_limit: int | None
+    can_narrow_inputs: bool
     input_failing_since: datetime | None
     handler: str
     now: datetime

@@ -320,10 +320,13 @@ class DeliveryRow(Protocol):
     failures: int = column(type_=sa.SmallInteger, default="0")
     declined: bool = column(default="false")
     suspect: bool = column(default="false")
-    #: NULL: offered in slices of the batch. Positive: being narrowed down, in slices of at most this size. Zero: it was
-    #: narrowed down and declined, and is offered in whole slices again. Negative: one of so many inputs of a request
-    #: that may be repeated under its key; they are offered together and never narrowed down.
-    slice_limit: int | None
+    slice_limit: int | None  #: it is being narrowed down, in slices of at most this size
+    #: One of so many inputs of a request that may be repeated under its key. They are offered together, without others,
+    #: and are never narrowed down.
+    group_size: int | None
+    narrowing_declined: bool = column(
+        default="false"
+    )  #: prepare declined the smaller slice: offered in whole ones again
     failing_since: datetime | None
     error: str | None
     xid: str = column(type_=Xid8, default="pg_current_xact_id()")
@@ -339,6 +342,9 @@ deliveries = table(
     ),
     check("open_has_no_owner", f"(status IN {UNOWNED_DELIVERY}) <= (run_id IS NULL)"),
     check("only_pending_is_offered", f"(offered_to IS NOT NULL) <= ({_PENDING})"),
+    check("slice_limit_positive", "slice_limit >= 1"),
+    check("group_has_several", "group_size >= 2"),
+    check("sliced_in_one_way", "num_nonnulls(slice_limit, group_size) + narrowing_declined::integer <= 1"),
     index("deliveries_pending", "handler_id", "event_id", where=_PENDING),
     index("deliveries_pending_of_topic", "handler_id", "topic", "event_id", where=_PENDING),
     index("deliveries_unseen", "handler_id", "xid", where=_PENDING),

@@ -200,6 +200,7 @@ def _decide(run: RunFactsRow, failure: Failure, common: set[int] | None, jitter:
         on_logic_error=OnLogicError(run.on_logic_error),
         on_exhausted=OnExhausted(run.on_exhausted),
         slice_limit=run.input_slice_limit,
+        can_be_narrowed=run.can_narrow_inputs,
         handler_failures=run.consecutive_failures if _runs_alone(run) else 0,
         has_later_commit=first is not None and (since is None or first < since),
         has_other_failures=common == set(),

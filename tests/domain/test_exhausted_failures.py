@@ -84,7 +84,6 @@ def test_events_fail_by_themselves_if_others_succeed_or_if_all_failures_are_thei
         (FailureKind.TRANSIENT, 0, None, RELEASE, None),
         (FailureKind.TRANSIENT, 2, 1, RELEASE, None),
         (FailureKind.CRASH, 2, 1, RELEASE, None),
-        (FailureKind.TRANSIENT, 20, 0, RELEASE, None),
         (FailureKind.TRANSIENT, 20, None, KEEP, None),
     ],
     ids=[
@@ -97,7 +96,6 @@ def test_events_fail_by_themselves_if_others_succeed_or_if_all_failures_are_thei
         "no event",
         "together in spite of the limit",
         "together again after a crash",
-        "limit lifted",
         "kept",
     ],
 )
@@ -110,8 +108,11 @@ def test_several_inputs_that_go_back_are_narrowed_down_as_long_as_the_slice_shri
 
 @pytest.mark.parametrize("size", [2, 20])
 @pytest.mark.parametrize("kind", [FailureKind.TRANSIENT, FailureKind.CRASH])
-def test_inputs_that_stay_together_are_never_narrowed_down(kind: FailureKind, size: int) -> None:
-    facts = replace(BEFORE, blamed_events=size, slice_limit=-size)
+@pytest.mark.parametrize("limit", [None, 100])
+def test_inputs_that_stay_together_or_were_declined_apart_are_never_narrowed_down(
+    kind: FailureKind, size: int, limit: int | None
+) -> None:
+    facts = replace(BEFORE, blamed_events=size, slice_limit=limit, can_be_narrowed=False)
     assert narrowed_limit(Failure(kind=kind, message=""), facts, RELEASE) is None
 
 

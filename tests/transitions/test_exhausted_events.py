@@ -170,7 +170,8 @@ def test_a_declined_half_is_offered_as_a_whole_again_and_not_narrowed_again(db: 
     ids = narrowed(db, ["m1", "m2"])
     for run in started(db, 4):
         rested(db, preparing(db, run))
-    assert [a_delivery(db, event).slice_limit for event in ids] == [0, 0]
+    found = [a_delivery(db, event) for event in ids]
+    assert [(row.slice_limit, row.narrowing_declined) for row in found] == [(None, True)] * 2
     (run,) = started(db, 4)
     assert run.offered == ids
     stopped(db, preparing(db, run), FailureKind.TRANSIENT)
@@ -188,7 +189,8 @@ def test_limits_and_failures_are_forgotten_together(db: Database, act: str) -> N
                 events.quarantine(tx, "billing", "send", event, SOMEBODY)
                 events.release(tx, "billing", "send", event, SOMEBODY)
     found = [a_delivery(db, event) for event in ids]
-    assert [(row.slice_limit, row.failing_since, row.failures) for row in found] == [(None, None, 0)] * 2
+    kept = [(row.slice_limit, row.narrowing_declined, row.failing_since, row.failures) for row in found]
+    assert kept == [(None, False, None, 0)] * 2
     assert failing(db) == ((True, ids) if act == "release" else (False, None))
 
 

@@ -209,7 +209,8 @@ SET status = CASE WHEN x.quarantine THEN '{DeliveryStatus.QUARANTINED}' ELSE '{D
     run_id = NULL, offered_to = NULL, declined = false,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
     failing_since = CASE WHEN x.failed THEN coalesce(d.failing_since, pipeline.clock()) ELSE d.failing_since END,
-    slice_limit = coalesce(least(nullif(d.slice_limit, 0), x.slice_limit), d.slice_limit),
+    slice_limit = CASE WHEN d.group_size IS NULL THEN least(d.slice_limit, x.slice_limit) END,
+    narrowing_declined = d.narrowing_declined AND x.slice_limit IS NULL,
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
     xid = pg_current_xact_id()
 FROM inputs x
@@ -232,13 +233,14 @@ CONSUME_INPUTS = Statement[EventIdRow](
     f"UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.CONSUMED}' {_INPUTS}"
 )
 #: Offered again, the inputs of a run are one slice, which is not narrowed down (``domain.failures.narrowed_limit``).
-KEEP_TOGETHER = Statement[EventIdRow](
-    f"UPDATE pipeline.deliveries d SET slice_limit = -nullif(cardinality(r.event_ids), 1) {_INPUTS}"
-)
+KEEP_TOGETHER = Statement[EventIdRow](f"""
+UPDATE pipeline.deliveries d
+SET group_size = nullif(cardinality(r.event_ids), 1), slice_limit = NULL, narrowing_declined = false {_INPUTS}
+""")
 
 _ONE = "event_id = :event_id AND handler_id = :handler_id"
-#: What is left of a limit when failures are forgotten: inputs that stay together do so whatever happens.
-_KEPT_LIMIT = "CASE WHEN slice_limit < 0 THEN slice_limit END"
+#: When failures are forgotten, nothing is narrowed down any more. Inputs that stay together do so whatever happens.
+_FORGET_FAILURES = "failures = 0, failing_since = NULL, slice_limit = NULL, narrowing_declined = false"
 
 LOCK_ONE = Statement[DeliveryRow](f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
 SKIP_ONE = Statement[DeliveryRow](f"""
@@ -256,7 +258,7 @@ WITH lowered AS (
   UPDATE pipeline.handlers SET low_watermark = least(low_watermark, :event_id - 1) WHERE id = :handler_id
 )
 UPDATE pipeline.deliveries
-SET status = '{DeliveryStatus.PENDING}', failures = 0, failing_since = NULL, slice_limit = {_KEPT_LIMIT}, error = NULL,
+SET status = '{DeliveryStatus.PENDING}', {_FORGET_FAILURES}, error = NULL,
   available_at = NULL, declined = false,
   xid = pg_current_xact_id()
 WHERE {_ONE} AND status = '{DeliveryStatus.QUARANTINED}' RETURNING *
@@ -269,7 +271,7 @@ def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 RESET_EVENT_FAILURES = Command(f"""
-UPDATE pipeline.deliveries d SET failures = 0, failing_since = NULL, slice_limit = {_KEPT_LIMIT}
+UPDATE pipeline.deliveries d SET {_FORGET_FAILURES}
 FROM pipeline.handlers h
 WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failing_since IS NOT NULL AND d.status IN {OPEN_DELIVERY}
 """)

@@ -162,12 +162,14 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 #: 2. Of an ordered key it gets all events before them.
 #: 3. It never gets a slice in which every event was declined.
 #: 4. Events that are being narrowed down are offered with their like, in slices of at most ``slice_limit``. In a key
-#:    the first event's limit counts. A limit of 0 is lifted: prepare declined the smaller slice. A negative limit is
-#:    the size of a slice that is not narrowed down.
-#: 5. ``has_more``: there are more slices of events that no run declined, or the window did not show all of them.
+#:    the first event's limit counts. If prepare declined the smaller slice, they are offered with their like, in whole
+#:    slices.
+#: 5. A group is offered as it is, without others.
+#: 6. ``has_more``: there are more slices of events that no run declined, or the window did not show all of them.
+_SLICING = "d.slice_limit, d.group_size, d.narrowing_declined"
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
-  SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect, {_SLICING} FROM pipeline.deliveries d
   WHERE {is_of_handler(":handler_id")} AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND NOT d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE}
@@ -175,12 +177,12 @@ WITH fresh AS (
       AND {is_subscribed(ordered=":ordered")}
   ORDER BY {PENDING_ORDER} LIMIT :window FOR UPDATE OF d
 ), declined AS (
-  SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect, {_SLICING} FROM pipeline.deliveries d
   WHERE (NOT CAST(:ordered AS boolean) OR d.key IS NULL) AND {is_of_handler(":handler_id")}
     AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
   ORDER BY {DECLINED_ORDER} LIMIT :window FOR UPDATE OF d
 ), before_fresh AS (
-  SELECT d.event_id, d.key, d.declined, d.suspect, d.slice_limit FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect, {_SLICING} FROM pipeline.deliveries d
   WHERE :ordered AND {is_of_handler(":handler_id")} AND d.status = '{DeliveryStatus.PENDING}'
     AND d.offered_to IS NULL AND d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE} AND d.key IN (SELECT key FROM fresh)
@@ -189,14 +191,16 @@ WITH fresh AS (
 ), candidates AS (
   SELECT * FROM fresh UNION ALL SELECT * FROM declined UNION ALL SELECT * FROM before_fresh
 ), grouped AS (
-  SELECT event_id, declined, suspect, slice_limit,
-    CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE 'slice ' || coalesce(slice_limit, -1) || ' ' ||
-    (row_number() OVER (PARTITION BY slice_limit, :ordered AND key IS NOT NULL ORDER BY declined, event_id) - 1)
-    / least(nullif(abs(slice_limit), 0), {_BATCH}) END AS slice
+  SELECT event_id, declined, suspect, coalesce(slice_limit, group_size) AS size_limit,
+    CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE
+      format('slice %s %s %s ', slice_limit, group_size, narrowing_declined) ||
+    (row_number() OVER (PARTITION BY slice_limit, group_size, narrowing_declined, :ordered AND key IS NOT NULL
+      ORDER BY declined, event_id) - 1)
+    / least(slice_limit, group_size, {_BATCH}) END AS slice
   FROM candidates
 ), placed AS (
   SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place,
-    least(nullif(abs(first_value(slice_limit) OVER (PARTITION BY slice ORDER BY event_id)), 0), {_BATCH}) AS size
+    least(first_value(size_limit) OVER (PARTITION BY slice ORDER BY event_id), {_BATCH}) AS size
   FROM grouped
 ), slices AS (
   SELECT array_agg(event_id ORDER BY event_id) AS event_ids, bool_or(suspect) AS suspect,
@@ -295,8 +299,11 @@ wanted AS MATERIALIZED (
   FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
 ), handed_back AS (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
-    declined = u.took_nothing AND coalesce(d.slice_limit, 0) = 0 AND {is_subscribed(ordered="u.ordered")},
-    slice_limit = CASE WHEN u.took_nothing AND d.slice_limit <> 0 THEN 0 ELSE d.slice_limit END
+    declined = u.took_nothing AND d.slice_limit IS NULL AND d.group_size IS NULL
+      AND {is_subscribed(ordered="u.ordered")},
+    slice_limit = CASE WHEN NOT u.took_nothing THEN d.slice_limit END,
+    group_size = CASE WHEN NOT u.took_nothing THEN d.group_size END,
+    narrowing_declined = d.narrowing_declined OR (u.took_nothing AND num_nonnulls(d.slice_limit, d.group_size) > 0)
   FROM unused u
   WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM unused)) AND d.event_id = u.event_id AND d.handler_id = u.handler_id
     AND d.offered_to = u.id
@@ -479,7 +486,9 @@ JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.n
 LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 CROSS JOIN LATERAL (
   SELECT coalesce(max(b.failures), 0) AS input_failures, max(b.failing_since) AS input_failing_since,
-    CASE WHEN count(*) = count(b.slice_limit) THEN max(b.slice_limit) END AS input_slice_limit
+    CASE WHEN bool_and(num_nonnulls(b.slice_limit, b.group_size) > 0 OR b.narrowing_declined)
+      THEN max(b.slice_limit) END AS input_slice_limit,
+    coalesce(bool_or(b.group_size IS NULL AND NOT b.narrowing_declined), true) AS can_narrow_inputs
   FROM (
     SELECT d.*, d.event_id = ANY(x.culprits) AS is_named, bool_or(d.event_id = ANY(x.culprits)) OVER () AS has_named
     FROM pipeline.deliveries d
