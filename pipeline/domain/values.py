@@ -145,6 +145,7 @@ class Request:
     key_lifetime: timedelta | None = None  #: how long it keeps a key; None: not declared
     needs_approval: bool = False
     cost: Decimal | None = None  #: of the phase that asked for it
+    passes_breaker: bool = False  #: it is sent although a breaker may be open, which the sender has asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

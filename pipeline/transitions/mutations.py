@@ -53,7 +53,7 @@ def begin_mutation(
         tx.log_on_commit(
             "run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status
         )
-    move = Transition(verb="begin_mutation", phases=[Phase.PREPARED], condition=" with inputs")
+    move = Transition(verb="begin_mutation", phases=[Phase.PREPARED], condition=" with inputs and no open breaker")
     return match_results(tx, [item.lease for item in cohort], landed, key=lambda row: row.run_id, transition=move)
 
 
@@ -254,4 +254,5 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "reconcilable": item.reconcilable,
         "needs_approval": item.needs_approval,
         "cost": item.cost,
+        "passes_breaker": item.passes_breaker,
     }

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, StepRunner
-from pipeline.domain.errors import LogicError, StaleWriteError
+from pipeline.domain.errors import IllegalTransitionError, LogicError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.idempotency import effect_id
 from pipeline.domain.ids import RunId
@@ -118,30 +118,49 @@ class MutationSender:
         by_id = {item.run.id: item.run for item in wave}
         fresh = [self._request(item.run, item.request, item.cost) for item in wave if item.request is not None]
         approved = [lease_of(item.run) for item in wave if item.request is None]
-        with self.db.transaction() as tx:
-            known, void = self._sendable(tx, approved, by_id)
-            barred, probes = self._held_by_breaker(tx, fresh, known)
-            if barred:
-                runs.hand_back(tx, barred, is_delayed=True)
-            fresh = [item for item in fresh if item.lease not in barred]
-            known = {item: name for item, name in known.items() if item not in barred}
-            landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).updated] if fresh else []
-            landed += mutations.send(tx, list(known), self._time_limits(known)).updated if known else ()
-        phase_observer.record_failed(void)
+        landed, hindered = self._begin_all(fresh) if fresh else ([], [])
+        probes = set[OperationName]()
+        if hindered or approved:
+            others, probes = self._begin_by_breaker(hindered, approved, by_id)
+            landed += others
         reach(CrashPoint.IN_FLIGHT)
-        waiting = [lease_of(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
-        self.leases.drop([*waiting, *barred])
+        self.leases.drop([lease_of(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING])
         sent = [row for row in landed if row.status == MutationStatus.IN_FLIGHT]
         made = [self._pending_call(row, lease_of(by_id[row.run_id]), begun, suspended_before) for row in sent]
         for pending in made:
             pending.is_probe = pending.operation_name in probes
         return made
 
+    def _begin_all(self, fresh: Sequence[Request]) -> tuple[list[SentMutationRow], list[Request]]:
+        """Begin requests in one statement. Returns what began, and what an open breaker may hold back."""
+        with self.db.autocommit() as tx:
+            landing = mutations.begin_mutation(tx, fresh, self.policy.limits)
+        refused = landing.refused
+        hindered = [item for item in fresh if isinstance(refused.get(item.lease.run_id), IllegalTransitionError)]
+        return [*landing.updated], hindered
+
+    def _begin_by_breaker(
+        self, fresh: Sequence[Request], approved: Sequence[RunLease], by_id: dict[RunId, ClaimedRunRow]
+    ) -> tuple[Sequence[SentMutationRow], set[OperationName]]:
+        """Begin what open breakers let through, and hand the others back. Returns also the operations with a probe."""
+        with self.db.transaction() as tx:
+            known, void = self._sendable(tx, approved, by_id)
+            barred, probes = self._held_by_breaker(tx, fresh, known)
+            if barred:
+                runs.hand_back(tx, barred, is_delayed=True)
+            passing = [replace(item, passes_breaker=True) for item in fresh if item.lease not in barred]
+            known = {item: name for item, name in known.items() if item not in barred}
+            landed = [*mutations.begin_mutation(tx, passing, self.policy.limits).updated] if passing else []
+            landed += mutations.send(tx, list(known), self._time_limits(known)).updated if known else ()
+        phase_observer.record_failed(void)
+        self.leases.drop(barred)
+        return landed, probes
+
     def begin_retry(self, retries: Sequence[PendingCall]) -> list[PendingCall]:
         """Count another attempt and give it a new deadline, before it goes."""
         begun, suspended_before = time.monotonic(), worker_calls.suspended_seconds()
         by_id = {pending.lease.run_id: pending for pending in retries}
-        with self.db.transaction() as tx:
+        with self.db.autocommit() as tx:
             costs = {pending.lease: pending.cost for pending in retries}
             landed = mutations.resend(tx, list(costs), costs).updated
         landed_at = time.monotonic()
@@ -188,8 +207,7 @@ class MutationSender:
         """
         for pause in self._pauses():
             try:
-                with self.db.transaction() as tx:
-                    settled, stopped = self._write(tx, ended)
+                settled, stopped = self._write(ended)
             except (DBAPIError, TimeoutError) as error:
                 if pause is None or not is_transient(error):
                     raise
@@ -211,19 +229,36 @@ class MutationSender:
             pause = min(2.0, pause * 2)
         yield None
 
-    def _write(self, tx: Transaction, ended: Sequence[_DecidedCall]) -> tuple[Sequence[UUID], Sequence[StoppedRun]]:
+    def _write(self, ended: Sequence[_DecidedCall]) -> tuple[Sequence[UUID], Sequence[StoppedRun]]:
         """Record outcomes and stop the runs that did not get theirs. Returns the others, and these."""
+        if any(pending.is_probe or not worker_calls.is_applied(judged) for pending, judged in ended):
+            with self.db.transaction() as tx:
+                return self._write_mixed(tx, ended)
+        with self.db.autocommit() as tx:
+            settled, late = self._apply(tx, self._applied(ended))
+        if late:
+            with self.db.transaction() as tx:
+                self._apply_late(tx, late)
+        return settled, ()
+
+    def _applied(self, ended: Sequence[_DecidedCall]) -> list[AppliedMutation]:
+        return [
+            worker_calls.applied_mutation(pending, judged, self.policy.limits)
+            for pending, judged in ended
+            if worker_calls.is_applied(judged)
+        ]
+
+    def _write_mixed(
+        self, tx: Transaction, ended: Sequence[_DecidedCall]
+    ) -> tuple[Sequence[UUID], Sequence[StoppedRun]]:
         stopped = [
             worker_calls.run_failure(pending, judged.failure) for pending, judged in ended if judged.failure is not None
         ]
         if stopped:
             stops.lock_workflows(tx, (item.lease for item in stopped))
-        applied = [
-            worker_calls.applied_mutation(pending, judged, self.policy.limits)
-            for pending, judged in ended
-            if worker_calls.is_applied(judged)
-        ]
-        settled = self._apply(tx, applied) if applied else ()
+        applied = self._applied(ended)
+        settled, late = self._apply(tx, applied) if applied else ((), ())
+        self._apply_late(tx, late)
         refused = [
             worker_calls.failed_mutation(pending, judged)
             for pending, judged in ended
@@ -242,18 +277,25 @@ class MutationSender:
             breakers.close_after_probe(tx, name)
         return settled, gone
 
-    def _apply(self, tx: Transaction, applied: Sequence[AppliedMutation]) -> Sequence[UUID]:
-        """Write down what happened, and return the runs. An answer that comes after the run was taken for dead still
-        resolves the doubt. If it was resolved otherwise meanwhile, a late effect is recorded."""
+    def _apply(
+        self, tx: Transaction, applied: Sequence[AppliedMutation]
+    ) -> tuple[Sequence[UUID], Sequence[AppliedMutation]]:
+        """Write down what happened. Returns the runs, and the answers of runs that were taken for dead meanwhile."""
         landing = mutations.apply(tx, applied, limits=self.policy.limits)
         refused = landing.refused
         late = [
             replace(item, fence=None) for item in applied if isinstance(refused.get(item.mutation_id), StaleWriteError)
         ]
+        return [row.run_id for row in landing.updated], late
+
+    def _apply_late(self, tx: Transaction, late: Sequence[AppliedMutation]) -> None:
+        """Resolve the doubt about runs that were taken for dead.
+
+        If it was resolved otherwise meanwhile, a late effect is recorded.
+        """
         for item in late:
             if mutations.apply(tx, [item], limits=self.policy.limits).refused:
                 late_effects.record_late_effect(tx, item.mutation_id, item.result, WORKER, is_own=True)
-        return [row.run_id for row in landing.updated]
 
     def _held_by_breaker(
         self, tx: Transaction, fresh: Sequence[Request], known: dict[RunLease, OperationName]

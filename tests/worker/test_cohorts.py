@@ -94,7 +94,7 @@ def test_every_fifth_run_fails_and_the_others_commit_with_nothing_repeated(
 
 def test_the_whole_cohort_is_one_message_per_phase(db: Database) -> None:
     shop = shop_with_failing_orders("never", raiser(LogicError("")), Counter())
-    run = shop.started(db, SIZE)
+    run = shop.started(db, SIZE, policy=WorkerPolicy(straggler_wait=timedelta(minutes=5)))
     delivered = []
     run.broker = lambda message: (delivered.append((message.task, len(message.run_ids))) or message,)  # type: ignore[func-returns-value]
     run.run()

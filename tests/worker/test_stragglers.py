@@ -3,12 +3,12 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from pipeline.domain.states import Phase
@@ -19,6 +19,7 @@ from pipeline.worker.leases import Leases
 from pipeline.worker.settings import WorkerPolicy
 from tests.factories import LEASE, a_run, a_workflow, held, some_events, the_run
 from tests.support.scripted_consumers import Shop, each_once
+from tests.support.statement_events import Listener, observed
 from tests.support.wait import wait_for
 
 LONG = timedelta(minutes=5)
@@ -92,23 +93,20 @@ def made(db: Database) -> Iterator[Callable[..., Slow]]:
 @pytest.fixture
 def failing(db: Database) -> Iterator[Callable[..., list[str]]]:
     """Let the next writes of an outcome fail like this. Returns those that did."""
-    listeners: list[Any] = []
+    with ExitStack() as stack:
 
-    def fail_with(error: Exception, times: int = 2) -> list[str]:
-        failed: list[str] = []
+        def fail_with(error: Exception, times: int = 2) -> list[str]:
+            failed: list[str] = []
 
-        def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-            if "mutation_outcome = 'success'" in statement and len(failed) < times:
-                failed.append(statement)
-                raise error
+            def fail(_: Any, statement: str) -> None:
+                if "mutation_outcome = 'success'" in statement and len(failed) < times:
+                    failed.append(statement)
+                    raise error
 
-        sqlalchemy.event.listen(db.engine, "before_cursor_execute", fail)
-        listeners.append(fail)
-        return failed
+            stack.enter_context(observed(db, Listener(before=fail)))
+            return failed
 
-    yield fail_with
-    for listener in listeners:
-        sqlalchemy.event.remove(db.engine, "before_cursor_execute", listener)
+        yield fail_with
 
 
 def test_a_task_ends_before_its_slow_call_and_its_other_runs_go_on(made: Callable[..., Slow]) -> None:
@@ -217,6 +215,7 @@ def test_a_straggler_that_was_taken_for_dead_resolves_its_doubt_with_its_late_an
     slow.mutate()
     late = slow.straggler().id
     slow.run.advance(timedelta(minutes=15))
+    slow.run.sweeps.dispatch_reconcile = lambda _: None
     slow.run.sweeps.rescue()
     assert "needs_reconcile" in {row.status for row in slow.run.ledger()}
     slow.go_on.set()

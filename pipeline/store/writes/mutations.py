@@ -55,12 +55,15 @@ WITH requested AS (
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
          effect_id uuid, timeout interval, settle interval, monitor_after interval,
          reconcilable boolean, keyed boolean, key_lifetime interval, needs_approval boolean,
-         cost numeric)
+         cost numeric, passes_breaker boolean)
 ), held AS (
   SELECT r.id, r.workflow FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
     AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}'
     AND r.lease_expires_at > pipeline.clock()
+    AND (x.needs_approval OR x.passes_breaker OR NOT EXISTS (
+      SELECT FROM pipeline.breakers b
+      WHERE b.connector = x.connector AND b.operation = x.operation AND b.closed_at IS NULL))
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), written AS (
   INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, effect_id,
