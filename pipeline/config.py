@@ -211,7 +211,7 @@ class Settings(BaseSettings):
         default=100, description="mutations that a worker process sends at the same time, at most"
     )
     max_cohort_size: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=50, description="runs in one cohort, at most, when there is a backlog"
+        default=200, description="runs in one cohort, at most, when there is a backlog"
     )
     redispatch_after: DurationFrom100ms = Field(
         default=timedelta(seconds=60),

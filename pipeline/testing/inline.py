@@ -69,7 +69,7 @@ class Inline:
         workflows: Iterable[Workflow],
         connectors: Iterable[Connector] = (),
         policy: WorkerPolicy | None = None,
-        max_cohort_size: int = 50,
+        max_cohort_size: int = 200,
         code_version: str = "",
     ) -> None:
         self.db = db
