@@ -147,6 +147,12 @@ def test_only_a_retry_with_concurrency_one_overtakes(reason: DueReason, is_singl
     assert is_first == (is_single and reason is DueReason.RETRY)
 
 
+def test_while_a_run_waits_in_the_only_place_nothing_but_its_retry_starts() -> None:
+    waiting = replace(FREE, concurrency=1, active_runs=0, has_waiting=True)
+    assert hold_reason(waiting) is HoldReason.FULL
+    assert hold_reason(waiting, is_retry=True) is None
+
+
 due_reasons = st.sampled_from(DueReason)
 #: In each pass: why each of five handlers is due, if it is, and whether it can start.
 passes = st.lists(st.lists(st.tuples(st.none() | due_reasons, st.booleans()), min_size=5, max_size=5), max_size=40)
