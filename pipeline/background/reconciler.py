@@ -172,10 +172,14 @@ class Reconciler:
     def _defer_unknown(
         self, tx: Transaction, row: RunMutationRow, deferred_until: datetime | None
     ) -> ReconcileMessage | None:
-        """Defer an attempt that this process does not know. Return the message for a worker that does, if it is due."""
-        is_due = _is_due(row, tx.clock(), deferred_until)
+        """Defer an attempt that is due and that this process does not know. Return the message for a worker that does.
+
+        An attempt that is not due was deferred or made meanwhile. To defer it again would void the message about it.
+        """
+        if not _is_due(row, tx.clock(), deferred_until):
+            return None
         until = self._defer(tx, row, f"no worker that knows the workflow {row.workflow!r} has reconciled it")
-        if until is None or not is_due:
+        if until is None:
             return None
         return ReconcileMessage(
             mutation_id=str(row.id), workflow=row.workflow, version=row.workflow_version, deferred_until=until

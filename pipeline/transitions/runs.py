@@ -149,9 +149,14 @@ def commit_producer(
     return landing
 
 
-def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[RunIdRow]:
-    """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
-    landed = tx.guarded(run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration)
+def heartbeat(
+    tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta, fresh_for: timedelta = timedelta(0)
+) -> BatchResult[RunIdRow]:
+    """Extend leases, except those written within ``fresh_for``.
+
+    A run that is refused is no longer the caller's: stop working on it.
+    """
+    landed = tx.guarded(run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration, fresh_for=fresh_for)
     move = Transition(verb="heartbeat", phases=list(Phase), condition=" and claimed")
     return match_results(tx, cohort, landed, key=lambda row: row.id, transition=move)
 

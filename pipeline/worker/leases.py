@@ -31,6 +31,7 @@ class Leases:
 
     def __init__(self, db: Database, *, lease: timedelta, every: timedelta) -> None:
         self.db, self.lease, self.every = db, lease, every
+        self._fresh_for = min(every / 2, lease / 8)
         self._held: dict[RunId, Fence] = {}
         self._until: dict[RunLease, float] = {}
         self._lost: set[RunLease] = set()
@@ -79,7 +80,7 @@ class Leases:
             return True
         try:
             with self.db.autocommit() as tx:
-                refused = runs.heartbeat(tx, mine, lease_duration=self.lease).refused
+                refused = runs.heartbeat(tx, mine, lease_duration=self.lease, fresh_for=self._fresh_for).refused
         except SQLAlchemyError as error:
             log.warning("leases could not be extended, trying again in %s: %s", self.every / _RETRIES, error)
             return False

@@ -45,6 +45,18 @@ def test_an_attempt_that_a_process_does_not_know_is_made_at_once_by_one_that_doe
     assert_consumed(run, shop.orders)
 
 
+def test_a_message_that_comes_twice_to_a_stranger_does_not_void_the_redispatched_attempt(db: Database) -> None:
+    shop, run, doubt = in_doubt(db)
+    stranger, redispatched = stranger_of(db)
+    stranger.sweeps.reconcile_one(doubt)
+    stranger.advance(timedelta(seconds=1))
+    stranger.sweeps.reconcile_one(doubt)
+    (message,) = redispatched
+    assert run.sweeps.reconcile_one(doubt, message.deferred_until).counts == {"reconciled": 1}
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
 def test_a_redispatched_attempt_that_arrives_twice_is_made_once(db: Database) -> None:
     shop, run, doubt = in_doubt(db)
     shop.mail.cannot_tell(2)

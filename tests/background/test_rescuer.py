@@ -288,6 +288,26 @@ def test_an_attempt_that_raises_keeps_no_other_of_its_message_from_being_made(
     assert_consumed(run, shop.orders)
 
 
+def test_attempts_that_a_message_has_no_time_for_stay_due(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(concurrency=50, on_uncertain="contain")
+    run = shop.started(db, 45)
+    with run.crash_at(CrashPoint.CALLED):
+        run.run()
+    lose_messages(run)
+    run.sweeps.recover_process(process_name())
+    ids = [row.id for row in run.ledger() if row.status == "needs_reconcile"]
+    with monkeypatch.context() as patch:
+        patch.setattr(reconciler, "_BUDGET_SECONDS", 0)
+        run.sweeps.reconcile_all(ids)
+    left = [row for row in run.ledger() if row.status == "needs_reconcile"]
+    assert 0 < len(left) < len(ids)
+    assert not any(row.reconcile_attempts for row in left)
+    run.sweeps.reconcile_all([row.id for row in left])
+    run.messages.clear()
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
 def test_a_locked_workflow_keeps_no_session_of_another_open(db: Database) -> None:
     for name in ("held", "free"):
         a_workflow(db, name)

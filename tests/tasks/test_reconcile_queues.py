@@ -71,6 +71,18 @@ def test_a_broker_that_is_away_only_delays_a_redispatched_attempt(
     assert "the sweep reconciles" in caplog.text
 
 
+def test_reconcile_attempts_travel_in_one_message_and_wait_for_no_broker(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = [MESSAGE.mutation_id, "0199c0de-0000-7000-8000-000000000001"]
+    assert messages.dispatch_reconcile(ids)
+    assert client.llen("pipeline.schedule") == 1
+    with an_app(f"redis://127.0.0.1:{free_port()}/0") as away:
+        monkeypatch.setattr(messages, "app", away)
+        assert not messages.dispatch_reconcile(ids)
+    assert "the sweep reconciles 2 mutations later" in caplog.text
+
+
 @pytest.mark.parametrize(("chosen", "reads"), [([], True), (["pipeline.mutate"], False), (["pipeline.schedule"], True)])
 def test_a_worker_that_reads_the_queue_of_the_sweeps_reads_those_of_its_workflows(
     app: Celery, chosen: list[str], reads: bool

@@ -348,13 +348,13 @@ _IS_LEASED = "r.lease_expires_at IS NOT NULL"
 _IS_UNSENT = f"""(r.phase = '{Phase.MUTATING}' AND EXISTS (
   SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = '{MutationStatus.PENDING}'))"""
 
-#: A lease that has lost less than an eighth is not written again. A row that another transaction holds is written at
+#: A lease that was written just now is not written again. A row that another transaction holds is written at
 #: this moment, by its worker or by a rescuer. The next heartbeat sees by which, and no other run waits for it.
 HEARTBEAT = Statement[RunIdRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")}, held AS (
   SELECT r.id FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}'
-    AND r.lease_expires_at < pipeline.clock() + CAST(:lease AS interval) * 7 / 8
+    AND r.lease_expires_at < pipeline.clock() + CAST(:lease AS interval) - CAST(:fresh_for AS interval)
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 ), extended AS (
   UPDATE pipeline.runs r SET lease_expires_at = pipeline.clock() + CAST(:lease AS interval)
