@@ -48,7 +48,8 @@ class SupervisedWorker(Worker):  # type: ignore[misc]  # celery ships no types
             self._end_by_next_signal()
             self.exitcode = None
             log.critical("the worker failed to stop in order; the leases of its runs will lapse", exc_info=True)
-        self._end_by_next_signal()
+        else:
+            self._end_by_next_signal()
         self.exitcode = exit_code(self.exitcode, state.should_stop, state.should_terminate)
         if self.exitcode == EXIT_RESTART:
             log.critical(
