@@ -18,6 +18,7 @@ from tests.support import databases, row_types
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
 SLOW = (
     "acceptance",
+    "bench",
     "chaos",
     "testing",
     "lifecycle",

@@ -121,6 +121,21 @@ def postmaster_pid(backend: int) -> int | None:
 
 def cpu_seconds(*roots: int) -> float:
     """Return the processor time of these processes and all their children, ended ones included."""
+    return sum(_process_trees(roots).values()) / float(sysconf("SC_CLK_TCK"))
+
+
+def memory_mb(*roots: int) -> float:
+    """Return the memory of these processes and their children in megabytes; a shared page counts once."""
+    kilobytes = 0
+    for pid in _process_trees(roots):
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kilobytes / 1024
+
+
+def _process_trees(roots: Iterable[int]) -> dict[int, int]:
+    """Return the processes below these, with their processor time and that of their ended children, in ticks."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -129,9 +144,10 @@ def cpu_seconds(*roots: int) -> float:
             pid = int(path.parent.name)
             ticks[pid] = sum(int(value) for value in fields[11:15])
             children[int(fields[1])].append(pid)
-    waiting, total = [*roots], 0
+    waiting, found = [*roots], {}
     while waiting:
         pid = waiting.pop()
-        total += ticks.get(pid, 0)
+        if pid in ticks:
+            found[pid] = ticks[pid]
         waiting += children[pid]
-    return total / float(sysconf("SC_CLK_TCK"))
+    return found

@@ -34,6 +34,8 @@ FIGURES: Mapping[str, Figure] = {
     "worker_cpu_ms": Figure(title="worker CPU ms", digits=2),
     "postgres_cpu_ms": Figure(title="Postgres CPU ms", digits=2),
     "wal_bytes": Figure(title="WAL bytes", digits=0),
+    "row_bytes": Figure(title="bytes of rows and indexes", digits=0),
+    "worker_mb": Figure(title="memory of the workers, MB", digits=0),
     "answered_p90_s": Figure(title="answered to next, p90 s", digits=2),
     "seconds": Figure(title="seconds", digits=2),
     "statements_per_second": Figure(title="statements/s"),

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.admin.controls import WorkflowControls
 from pipeline.bench import rows
-from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, postmaster_pid
+from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
 from pipeline.bench.workflow import DONE, WITNESS_VARIABLE
 from pipeline.chaos.nodes import NodeProcess, celery_command
 from pipeline.config import Settings
@@ -38,6 +38,10 @@ _START_TIMEOUT = 300.0
 _POLL = 0.1
 _PRELOADED_AT_ONCE = 1000  #: a multiple of every number of payloads that a case repeats
 _ACTOR = Actor(name="bench")
+_SIZES = """
+SELECT pg_current_wal_insert_lsn() - '0/0', sum(pg_total_relation_size(c.oid))
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'pipeline' AND c.relkind = 'r'
+"""
 _OPEN_RUNS = "SELECT count(*) FROM pipeline.runs WHERE status = %s"
 _HOLDER = "SELECT worker FROM pipeline.runs WHERE workflow = %s AND status = %s AND worker IS NOT NULL"
 _DONE = f"SELECT count(*) FROM pipeline.events e WHERE e.workflow = %s AND e.topic = %s AND {rows.NOT_COPIED}"
@@ -68,6 +72,7 @@ class Costs:
     workers: float
     postgres: float | None
     wal: float
+    rows: float  #: bytes of tables and indexes
 
 
 class Installation:
@@ -217,9 +222,17 @@ class Fleet:
 
     def costs(self) -> Costs:
         """Return what the workers, Postgres and its WAL have cost up to now."""
-        ((wal,),) = self.site.query("SELECT pg_current_wal_insert_lsn() - '0/0'")
-        pids = [node.process.pid for node in self.workers]
-        return Costs(workers=cpu_seconds(*pids), postgres=self.site.postgres_cpu(), wal=float(wal))
+        ((wal, size),) = self.site.query(_SIZES)
+        return Costs(
+            workers=cpu_seconds(*self._pids()), postgres=self.site.postgres_cpu(), wal=float(wal), rows=float(size)
+        )
+
+    def memory_mb(self) -> float:
+        """Return the memory of the workers in megabytes."""
+        return memory_mb(*self._pids())
+
+    def _pids(self) -> list[int]:
+        return [node.process.pid for node in self.workers]
 
     def holder(self, workflow: str) -> tuple[NodeProcess, int]:
         """Return the worker that holds the active run of a workflow, and the pid of its pool process."""

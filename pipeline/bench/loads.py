@@ -44,6 +44,8 @@ def drain(fleet: Fleet, workflow: str, orders: int, *payloads: Any, per_run: int
         "runs_per_second": runs / seconds,
         "events_per_second": orders / seconds,
         **costs_per_run(before, after, runs),
+        "row_bytes": (after.rows - before.rows) / runs,
+        "worker_mb": fleet.memory_mb(),
     }
 
 

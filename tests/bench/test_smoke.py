@@ -1,0 +1,52 @@
+"""What a run asks of Postgres does not grow: statements, commits and plans are counted, and nothing is timed.
+
+The limits are a tenth above what was counted when they were written. ``pipeline bench`` prints the same figures.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from pipeline.bench import gate, installation, loads
+from pipeline.bench.installation import Fleet, FleetOptions
+
+#: Per run, at 20 orders a second: nearly every run is a cohort of its own.
+LIGHT_LIMITS = {"statements": 63.0, "commits": 13.2, "plans": 37.5}
+#: Per run of a backlog: runs travel in cohorts of 50.
+BACKLOG_LIMITS = {"statements": 1.35, "commits": 0.27, "plans": 0.83}
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """A worker with two processes and beat, on servers of their own: the log of Postgres is what counts."""
+    with installation.embedded() as site, site.fleet(FleetOptions()) as running:
+        loads.warm_up(running, "many")
+        yield running
+        running.stop()
+        assert gate.check(running) == []
+
+
+def test_a_run_under_light_load_asks_no_more_of_postgres(fleet: Fleet) -> None:
+    assert beyond(loads.count_paced(fleet, "many", 40), LIGHT_LIMITS) == {}
+
+
+def test_a_run_of_a_backlog_asks_no_more_of_postgres(fleet: Fleet) -> None:
+    assert beyond(loads.count_drained(fleet, "many", 1000), BACKLOG_LIMITS) == {}
+
+
+def beyond(counted: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, str]:
+    """Return each count that is zero or above its limit."""
+    return {
+        name: f"{counted[name]:.2f} per run; expected at most {limit:g}"
+        for name, limit in limits.items()
+        if not 0 < counted[name] <= limit
+    }
+
+
+def test_a_count_beyond_its_limit_is_found() -> None:
+    limits = {"statements": 10.0, "commits": 2.0, "plans": 1.0}
+    found = beyond({"statements": 10.0, "commits": 2.1, "plans": 0.0}, limits)
+    assert found == {
+        "commits": "2.10 per run; expected at most 2",
+        "plans": "0.00 per run; expected at most 1",
+    }
