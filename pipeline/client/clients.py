@@ -94,7 +94,8 @@ class DatabaseClient:
         return Database.connect(self._url, pool_size=2)
 
     def _publish(self, workflow: str, given: EventInputs, replace: bool) -> Receipt:
-        with self._db.transaction() as tx:
+        is_one_statement = len(given) == 1 and not replace
+        with self._db.autocommit() if is_one_statement else self._db.transaction() as tx:
             return publish(tx, workflow, given, replace=replace, limits=self._limits)
 
     def _notify(self, workflow: str) -> None:
