@@ -46,6 +46,10 @@ PENDING_ORDER = "d.handler_id, d.event_id"
 #: The same of the index on declined ones: by another the planner could walk through all that is pending.
 DECLINED_ORDER = "d.handler_id, d.declined, d.event_id"
 
+#: Of a delivery that is named by its key: it is pending. No index on pending deliveries has this condition, so that the
+#: planner takes the key instead of walking through all that is pending.
+IS_PENDING_BY_KEY = f"coalesce(d.status, '') = '{DeliveryStatus.PENDING}'"
+
 #: Of a delivery: it does not back off, so a run may take it now.
 IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
 

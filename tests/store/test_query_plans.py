@@ -179,7 +179,7 @@ WRITES: Mapping[str, Asked] = {
     "dispatched": (run_store.MARK_DISPATCHED, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "finish prepare": (run_store.FINISH_PREPARE, planned),
     "no mutation": (run_store.NO_MUTATION, selecting),
-    "heartbeat": (run_store.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE}),
+    "heartbeat": (run_store.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE, "fresh_for": LEASE / 8}),
     "shorten leases": (run_store.SHORTEN_LEASES, lambda _: {"limit": 100}),
     "release": (run_store.HAND_BACK, lambda crowd: selecting(crowd) | {"later": False}),
     "lock to stop": (run_store.LOCK_TO_STOP, selecting),

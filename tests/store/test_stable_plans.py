@@ -14,6 +14,8 @@ from pipeline.store import facts
 from pipeline.store.connections import _compiled
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.store.writes import events as event_store
+from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 
 STATEMENTS = {
@@ -25,6 +27,26 @@ STATEMENTS = {
     "redispatch": work.STALE_DISPATCHES.text,
     "maintenance": work._UNATTENDED_MAINTENANCE.text,
     "backfills": work._OPEN_BACKFILLS.text,
+    "claim for prepare": run_store.CLAIM_PREPARE.text,
+    "claim for produce": run_store.CLAIM_PRODUCE.text,
+    "claim for mutate": run_store.CLAIM_MUTATE.text,
+    "claim for next": run_store.CLAIM_NEXT.text,
+    "finish prepare": run_store.FINISH_PREPARE.text,
+    "no mutation": run_store.NO_MUTATION.text,
+    "heartbeat": run_store.HEARTBEAT.text,
+    "hand back": run_store.HAND_BACK.text,
+    "begin": mutation_store.BEGIN.text,
+    "resend": mutation_store.RESEND.text,
+    "apply": mutation_store.APPLY.text,
+    "fail": mutation_store.FAIL.text,
+    "doubt": mutation_store.DOUBT.text,
+    "commit": event_store.COMMIT.text,
+    "commit of a producer": event_store.COMMIT_PRODUCER.text,
+    "publish": event_store.PUBLISH.text,
+    "lock to stop": run_store.LOCK_TO_STOP.text,
+    "facts of runs": run_store.RUN_FACTS.text,
+    "stop": run_store.STOP.text,
+    "release inputs": event_store.RELEASE_INPUTS.text,
 }
 #: Indexes with nothing but what is open. A scan without a condition reads no more than that.
 OPEN_ONLY = {
@@ -36,6 +58,8 @@ OPEN_ONLY = {
     "maintenance_tasks_one_open",
     "subscriptions_backfill",
 }
+#: Of these, indexes on runs that are few at any time. Either way to a run is as good as its key.
+FEW = {"runs_retry_pending", "runs_open", "runs_pk"}
 _FILL = (
     "INSERT INTO pipeline.workflows (name, concurrency) SELECT 'w' || n, 10 FROM generate_series(1, 20) n",
     "INSERT INTO pipeline.handlers (workflow, name, kind) SELECT name, 'take', 'consumer' FROM pipeline.workflows",
@@ -78,7 +102,8 @@ def scans(db: Database, sql: str) -> set[Scan]:
 
 def _scans(node: dict[str, Any]) -> Iterator[Scan]:
     if "Relation Name" in node and "Scan" in node["Node Type"]:
-        yield node["Relation Name"], node.get("Index Name", node["Node Type"]), node.get("Index Cond", "")
+        index = node.get("Index Name", node["Node Type"]).removesuffix("_of_topic")  # as good with a topic as without
+        yield node["Relation Name"], index, node.get("Index Cond", "")
     for child in node.get("Plans", ()):
         yield from _scans(child)
 
@@ -95,10 +120,9 @@ def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database, tun
         connection.execute(text(_GROW))
     plans["aged"] = {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}
     indexes = {
-        when: {name: {scan[:2] for scan in found} for name, found in planned.items()} for when, planned in plans.items()
+        when: {name: {scan[:2] for scan in found if scan[1] not in FEW} for name, found in planned.items()}
+        for when, planned in plans.items()
     }
-    assert indexes["fresh"] == indexes["empty"]
-    assert indexes["aged"] == indexes["empty"]
     whole = {
         (name, table, index)
         for planned in plans.values()
@@ -106,4 +130,11 @@ def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database, tun
         for table, index, condition in found
         if not condition and index not in OPEN_ONLY
     }
-    assert not whole, "these read a whole table"
+    assert not whole, "these read a whole table:\n" + "\n".join(map(str, sorted(whole)))
+    for when in ("fresh", "aged"):
+        differing = {
+            name: found ^ indexes["empty"][name]
+            for name, found in indexes[when].items()
+            if found != indexes["empty"][name]
+        }
+        assert not differing, when

@@ -104,9 +104,10 @@ WITH requested AS (
     GROUP BY r.workflow ORDER BY r.workflow
   ) w CROSS JOIN LATERAL pipeline.routes(w.workflow, w.topics) t
 ), locked AS (
-  SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
+  SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
-    AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{phase}' AND h.kind = '{kind}'
+    AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{phase}'
+    AND (SELECT h.kind FROM pipeline.handlers h WHERE h.id = r.handler_id) = '{kind}'
     AND (SELECT count(*) FROM routes) >= 0
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), misdirected AS (
@@ -119,7 +120,7 @@ WITH requested AS (
   SET phase = '{Phase.COMMITTED}', status = '{RunStatus.COMMITTED}', finished_at = pipeline.clock(),
     lease_expires_at = NULL,
       output_state = x.state, cost = {added_cost("x")}
-  FROM requested x, held h WHERE r.id = h.id AND x.run = h.id
+  FROM requested x, held h WHERE r.id = h.id AND x.run = h.id AND r.id = ANY(ARRAY(SELECT id FROM held))
   RETURNING r.*
 ), inputs AS MATERIALIZED (
   SELECT h.id, h.handler_id, input.event_id FROM held h, unnest(h.event_ids) AS input(event_id)
@@ -130,7 +131,7 @@ WITH requested AS (
   RETURNING d.run_id
 ), roots AS (
   SELECT n.id AS run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
-  FROM inputs n JOIN pipeline.events i ON i.id = n.event_id,
+  FROM inputs n CROSS JOIN LATERAL (SELECT * FROM pipeline.events i WHERE i.id = n.event_id OFFSET 0) i,
   unnest(CASE WHEN i.caused_by = '{{}}' THEN ARRAY[i.id] ELSE i.caused_by END) AS root(id)
   WHERE n.id = ANY(ARRAY(SELECT run FROM emitted))
   GROUP BY n.id
@@ -146,7 +147,8 @@ WITH requested AS (
   FROM (SELECT held.handler_id, max(requested.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees,
           max({_BEGAN_AT}) FILTER (WHERE {kind == HandlerKind.PRODUCER} OR held.event_ids <> '{{}}') AS began_at
         FROM held JOIN requested ON requested.run = held.id GROUP BY held.handler_id) x
-  WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
+  WHERE h.id = ANY(ARRAY(SELECT handler_id FROM held)) AND h.id = x.handler_id
+    AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
     OR x.began_at > h.failing_since OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
 )
 SELECT m.*, coalesce(p.number, 0) AS published_count, pipeline.require_inputs(m.id, coalesce(c.number, 0),
@@ -199,7 +201,7 @@ WITH x AS (
     slice_limit integer)
 ), freed AS (
   UPDATE pipeline.handlers h SET idle_snapshot = NULL
-  WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
+  WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id = ANY(ARRAY(SELECT x.handler_id FROM x WHERE x.quarantine))
 ), inputs AS MATERIALIZED (
   SELECT x.*, input.event_id FROM x, unnest(x.events) AS input(event_id)
 )

@@ -61,9 +61,9 @@ WITH requested AS (
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
     AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}'
     AND r.lease_expires_at > pipeline.clock()
-    AND (x.needs_approval OR x.passes_breaker OR NOT EXISTS (
-      SELECT FROM pipeline.breakers b
-      WHERE b.connector = x.connector AND b.operation = x.operation AND b.closed_at IS NULL))
+    AND (x.needs_approval OR x.passes_breaker OR (
+      SELECT b.closed_at IS NULL FROM pipeline.breakers b
+      WHERE b.connector = x.connector AND b.operation = x.operation) IS NOT TRUE)
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), written AS (
   INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, effect_id,
@@ -97,7 +97,8 @@ SELECT w.*, m.fence FROM written w JOIN moved m ON m.run_id = w.run_id ORDER BY 
 _HELD = f"""held AS (
   SELECT r.id, r.mutation_id FROM pipeline.runs r
   JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
-  WHERE r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{Phase.MUTATING}'
+  WHERE r.id = ANY(ARRAY(SELECT run FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid)))
+    AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{Phase.MUTATING}'
     AND r.lease_expires_at > pipeline.clock()
   ORDER BY r.id FOR NO KEY UPDATE OF r
 )"""
@@ -105,7 +106,7 @@ _LEASED = f"""leased AS (
   UPDATE pipeline.runs r
   SET lease_expires_at = {_lease_end("s")}, lease_duration = {_lease_duration("s")}, cost = {added_cost("x")}
   FROM sent s JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, cost numeric) ON x.run = s.run_id
-  WHERE r.id = s.run_id RETURNING r.fence, r.id
+  WHERE r.id = ANY(ARRAY(SELECT run_id FROM sent)) AND r.id = s.run_id RETURNING r.fence, r.id
 )
 SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id"""
 
@@ -130,7 +131,10 @@ WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET attempts = m.attempts + 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
       quiet_until = {_QUIET_BEGINS} + m.timeout + m.settle
-  FROM held h WHERE m.id = h.mutation_id AND m.status = '{MutationStatus.IN_FLIGHT}' RETURNING m.*
+  FROM held h
+  WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM held)) AND m.id = h.mutation_id
+    AND m.status = '{MutationStatus.IN_FLIGHT}'
+  RETURNING m.*
 ), {_LEASED}
 """)
 
@@ -146,6 +150,8 @@ judged AS (
   SELECT r.id AS run, r.handler_id, r.event_ids, r.status AS run_status, m.id AS mutation, x.*
   FROM requested x JOIN pipeline.mutations m ON m.id = x.mutation_id JOIN pipeline.runs r ON r.id = m.run_id
   WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested))
+    AND r.id = ANY(ARRAY(
+      SELECT m.run_id FROM pipeline.mutations m WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested))))
     AND ((x.fence IS NOT NULL AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{Phase.MUTATING}' AND r.fence = x.fence
           AND m.status = '{MutationStatus.IN_FLIGHT}')
       OR (x.fence IS NULL AND r.status = '{RunStatus.PAUSED_RECONCILIATION}' AND r.phase = '{Phase.MUTATING}'
@@ -155,8 +161,8 @@ judged AS (
 
 _UNBLOCKED = f"""
 unblocked AS (
-  UPDATE pipeline.blocks b SET closed_at = pipeline.clock() FROM judged j
-  WHERE b.run_id = j.run AND b.kind = '{BlockKind.RECONCILIATION}' AND b.closed_at IS NULL
+  UPDATE pipeline.blocks b SET closed_at = pipeline.clock()
+  WHERE b.run_id = ANY(ARRAY(SELECT run FROM judged)) AND b.kind = '{BlockKind.RECONCILIATION}' AND b.closed_at IS NULL
 )"""
 
 APPLY = Statement[MutationRow](f"""
@@ -167,12 +173,12 @@ WITH requested AS (
   UPDATE pipeline.mutations m
   SET status = '{MutationStatus.APPLIED}', result = j.result, error = NULL, next_reconcile_at = NULL,
       resolved_by = j.resolved_by, resolved_at = pipeline.clock()
-  FROM judged j WHERE m.id = j.mutation RETURNING m.*
+  FROM judged j WHERE m.id = j.mutation AND m.id = ANY(ARRAY(SELECT mutation FROM judged)) RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.MUTATED}', mutation_outcome = '{MutationOutcome.SUCCESS}', lease_expires_at = NULL,
     dispatched_at = pipeline.clock(), cost = {added_cost("j")}
-  FROM judged j WHERE r.id = j.run
+  FROM judged j WHERE r.id = j.run AND r.id = ANY(ARRAY(SELECT run FROM judged))
 ), {_UNBLOCKED}
 SELECT * FROM settled ORDER BY id
 """)
@@ -181,6 +187,8 @@ SELECT * FROM settled ORDER BY id
 #: began after the quiet period: the answer may be older than its record.
 _IS_EVIDENCE = f"""AND ((x.evidence IN ('{Evidence.REFUSED}', '{Evidence.DEFINITE}') AND x.fence IS NOT NULL)
   OR m.quiet_until <= coalesce(x.reconcile_started_at, {_QUIET_NOW}))"""
+
+_AFTER_FAILED = "(SELECT h.after_failed_mutation FROM pipeline.handlers h WHERE h.id = j.handler_id)"
 
 FAIL = Statement[FailedMutationRow](f"""
 WITH requested AS (
@@ -193,15 +201,15 @@ WITH requested AS (
       resolved_by = j.resolved_by, resolved_at = pipeline.clock(), refused = (j.evidence = '{Evidence.REFUSED}'),
       next_monitor_at = CASE WHEN (j.evidence = '{Evidence.ABSENCE}' OR j.fence IS NULL) AND m.reconcilable
         THEN pipeline.clock() + m.monitor_after END
-  FROM judged j WHERE m.id = j.mutation RETURNING m.*
+  FROM judged j WHERE m.id = j.mutation AND m.id = ANY(ARRAY(SELECT mutation FROM judged)) RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.MUTATED}', mutation_outcome = '{MutationOutcome.FAILURE}',
-      retry_pending = (r.retry_pending AND h.after_failed_mutation = '{AfterFailedMutation.MUTATE}')
-  FROM judged j JOIN pipeline.handlers h ON h.id = j.handler_id WHERE r.id = j.run
+      retry_pending = (r.retry_pending AND {_AFTER_FAILED} = '{AfterFailedMutation.MUTATE}')
+  FROM judged j WHERE r.id = j.run AND r.id = ANY(ARRAY(SELECT run FROM judged))
 ), {_UNBLOCKED}
-SELECT s.*, j.run, j.handler_id, j.event_ids, j.fence, h.after_failed_mutation
-FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.id = j.handler_id ORDER BY s.id
+SELECT s.*, j.run, j.handler_id, j.event_ids, j.fence, {_AFTER_FAILED} AS after_failed_mutation
+FROM settled s JOIN judged j ON j.mutation = s.id ORDER BY s.id
 """)
 
 #: An in-flight mutation of a run that is being stopped: to the reconciler, or directly to an operator.

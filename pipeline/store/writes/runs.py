@@ -19,6 +19,7 @@ from pipeline.store.predicates import (
     HELD_INPUT,
     IS_AVAILABLE,
     IS_LEASE_IN_FUTURE,
+    IS_PENDING_BY_KEY,
     IS_OUTCOME_KNOWN,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
@@ -58,8 +59,8 @@ _STOPPED_COLUMNS = (
     "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval, cost numeric"
 )
 
-_IS_CONSUMER = f"""EXISTS (
-  SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = '{HandlerKind.CONSUMER}')"""
+_IS_CONSUMER = f"""(
+  SELECT h.kind = '{HandlerKind.CONSUMER}' FROM pipeline.handlers h WHERE h.id = r.handler_id)"""
 
 # What a row of a large table is set to is found in an object by its key: a join could read the whole table.
 # An array is unnested in a MATERIALIZED part of its own before anything is joined to it, and a cohort's rows
@@ -75,9 +76,10 @@ _HELD = f"""held AS (
 
 
 #: The topic's uid and the message id of each event that a run has pinned.
-_INPUTS = """(SELECT jsonb_agg(jsonb_build_array(t.uid, e.message_id)) FROM pipeline.events e
-           JOIN pipeline.topics t ON t.workflow = e.workflow AND t.name = e.topic
-           WHERE e.id = ANY(r.event_ids))"""
+_INPUTS = """(SELECT jsonb_agg(jsonb_build_array(
+             (SELECT t.uid FROM pipeline.topics t WHERE t.workflow = e.workflow AND t.name = e.topic), e.message_id))
+           FROM unnest(r.event_ids) AS input(event_id)
+           CROSS JOIN LATERAL (SELECT * FROM pipeline.events e WHERE e.id = input.event_id OFFSET 0) e)"""
 
 #: The claimer's code has every topic of the handler by its present name. With a former one it would find no event, and
 #: call that idle. Few topics were ever renamed, and only a prepare reads topics.
@@ -94,9 +96,10 @@ _NOTHING = "CAST(NULL AS jsonb)"
 #: The pending events that a run was offered, oldest first; NULL for a run that chooses among all of its consumer.
 _OFFERED = f"""CASE WHEN r.offered IS NOT NULL THEN (
     SELECT coalesce(jsonb_agg(jsonb_build_array({", ".join(_OFFERED_COLUMNS)}) ORDER BY e.id), '[]')
-    FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
-    WHERE d.event_id = ANY(r.offered) AND d.handler_id = r.handler_id AND d.status = '{DeliveryStatus.PENDING}'
-      AND d.offered_to = r.id) END"""
+    FROM unnest(r.offered) AS offer(event_id) CROSS JOIN LATERAL (
+      SELECT * FROM pipeline.deliveries d WHERE d.event_id = offer.event_id AND d.handler_id = r.handler_id OFFSET 0
+    ) d CROSS JOIN LATERAL (SELECT * FROM pipeline.events e WHERE e.id = d.event_id OFFSET 0) e
+    WHERE d.status = '{DeliveryStatus.PENDING}' AND d.offered_to = r.id) END"""
 
 
 def _claim_sql(guard: str, phase: str, *, inputs: str = _NOTHING, offered: str = _NOTHING) -> str:
@@ -106,9 +109,11 @@ def _claim_sql(guard: str, phase: str, *, inputs: str = _NOTHING, offered: str =
     """
     return f"""
 WITH free AS (
-  SELECT r.id, m.id AS ledger_id, m.status AS mutation_status, m.result AS mutation_result
-  FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
-  LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  SELECT r.id, m.status AS mutation_status, m.result AS mutation_result, h.name AS handler, h.uid AS handler_uid,
+    h.state AS handler_state, h.ordered, h.low_watermark, h.next_run_at, {IS_UNCLAIMED} AS is_unclaimed
+  FROM pipeline.runs r
+  CROSS JOIN LATERAL (SELECT * FROM pipeline.handlers h WHERE h.id = r.handler_id OFFSET 0) h
+  LEFT JOIN LATERAL (SELECT * FROM pipeline.mutations m WHERE m.id = r.mutation_id OFFSET 0) m ON true
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL AND {guard}
     AND (CAST(:known_handlers AS text[]) IS NULL
       OR (r.workflow || chr(31) || h.name = ANY(CAST(:known_handlers AS text[])) AND {_CAN_READ_TOPICS}))
@@ -118,12 +123,10 @@ UPDATE pipeline.runs r
 SET phase = {phase}, fence = r.fence + 1, worker = :worker,
     lease_expires_at = pipeline.clock() + CAST(:lease AS interval), lease_duration = CAST(:lease AS interval),
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
-FROM free, pipeline.handlers h
-WHERE r.id = free.id AND h.id = r.handler_id
-RETURNING r.*, h.name AS handler, h.uid AS handler_uid, {inputs} AS inputs, {offered} AS offered_events,
-          h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
-          {IS_UNCLAIMED} AS is_unclaimed,
-          free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
+FROM free
+WHERE r.id = free.id AND r.id = ANY(ARRAY(SELECT id FROM free))
+RETURNING r.*, free.*, {inputs} AS inputs, {offered} AS offered_events,
+          greatest(pipeline.clock(), r.created_at) AS now
 """
 
 
@@ -139,9 +142,9 @@ CLAIM_MUTATE = Statement[ClaimedRunRow](
     _claim_sql(
         f"""((r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')
     OR (r.phase = '{Phase.MUTATING}' AND m.status = '{MutationStatus.PENDING}' AND m.approved_at IS NOT NULL
-    AND EXISTS (SELECT FROM pipeline.workflows w
-      WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)
-    AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))""",
+    AND (SELECT w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance FROM pipeline.workflows w
+      WHERE w.name = r.workflow)
+    AND (SELECT true FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL LIMIT 1) IS NULL))""",
         "r.phase",
         inputs=_INPUTS,
     )
@@ -272,7 +275,7 @@ wanted AS MATERIALIZED (
   SELECT w.run, d.event_id, d.handler_id
   FROM pipeline.deliveries d
   JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id AND w.topic = d.topic
-  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM wanted)) AND d.status = '{DeliveryStatus.PENDING}'
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM wanted)) AND {IS_PENDING_BY_KEY}
     AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
   ORDER BY d.event_id FOR UPDATE OF d
 ), mine AS (
@@ -285,7 +288,8 @@ wanted AS MATERIALIZED (
   UPDATE pipeline.runs r
   SET phase = '{Phase.PREPARED}', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
       dispatched_at = pipeline.clock(), cost = {added_cost("x")}
-  FROM complete c JOIN requested x ON x.run = c.id WHERE r.id = c.id
+  FROM complete c JOIN requested x ON x.run = c.id
+  WHERE r.id = c.id AND r.id = ANY(ARRAY(SELECT id FROM complete))
   RETURNING r.*
 ), reserved AS (
   UPDATE pipeline.deliveries d
@@ -308,14 +312,15 @@ wanted AS MATERIALIZED (
   WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM unused)) AND d.event_id = u.event_id AND d.handler_id = u.handler_id
     AND d.offered_to = u.id
 ), left_over AS (
-  SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
-  WHERE c.offered IS NULL AND c.events <> '{{}}' AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
-    AND d.offered_to IS NULL
-    AND d.event_id <> ALL(c.events)
-  FOR UPDATE OF d SKIP LOCKED
+  SELECT d.event_id, d.handler_id FROM pipeline.deliveries d
+  WHERE d.handler_id = ANY(ARRAY(SELECT handler_id FROM complete WHERE offered IS NULL AND events <> '{{}}'))
+    AND d.status = '{DeliveryStatus.PENDING}' AND d.declined AND d.offered_to IS NULL
+    AND NOT EXISTS (SELECT FROM mine m WHERE m.event_id = d.event_id AND m.handler_id = d.handler_id)
+  ORDER BY {DECLINED_ORDER} FOR UPDATE OF d SKIP LOCKED
 ), reconsidered AS (
   UPDATE pipeline.deliveries d SET declined = false FROM left_over l
-  WHERE d.event_id = l.event_id AND d.handler_id = l.handler_id
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM left_over)) AND d.event_id = l.event_id
+    AND d.handler_id = l.handler_id
 ), rested AS (
   UPDATE pipeline.handlers h
   SET idle_snapshot = CASE WHEN c.saw_all THEN c.snapshot END,
@@ -325,10 +330,13 @@ wanted AS MATERIALIZED (
   FROM (
     SELECT DISTINCT ON (r.handler_id) r.*, w.concurrency = 1 AS is_single,
       r.events = '{{}}' AND r.offered IS NULL AND (w.concurrency = 1 OR NOT o.ordered) AS saw_all
-    FROM complete r JOIN pipeline.workflows w ON w.name = r.workflow JOIN pipeline.handlers o ON o.id = r.handler_id
+    FROM complete r
+    CROSS JOIN LATERAL (SELECT * FROM pipeline.workflows w WHERE w.name = r.workflow OFFSET 0) w
+    CROSS JOIN LATERAL (SELECT * FROM pipeline.handlers o WHERE o.id = r.handler_id OFFSET 0) o
     ORDER BY r.handler_id, r.wake_at NULLS LAST
   ) c
-  WHERE h.id = c.handler_id AND (SELECT count(*) FROM reserved) >= 0
+  WHERE h.id = ANY(ARRAY(SELECT handler_id FROM complete)) AND h.id = c.handler_id
+    AND (SELECT count(*) FROM reserved) >= 0
     AND (c.events = '{{}}' OR h.idle_snapshot IS NOT NULL OR c.wake_at IS NOT NULL
          OR (c.offered IS NULL AND h.wake_at IS NOT NULL))
 )
@@ -340,13 +348,14 @@ WITH {_REQUESTED.format(columns="run uuid, fence bigint, cost numeric")},
 {_HELD.format(guard=f"r.phase = '{Phase.PREPARED}'")}
 UPDATE pipeline.runs r SET phase = '{Phase.MUTATED}', lease_expires_at = NULL, dispatched_at = pipeline.clock(),
   cost = {added_cost("x")}
-FROM held JOIN requested x ON x.run = held.id WHERE r.id = held.id RETURNING r.*
+FROM held JOIN requested x ON x.run = held.id
+WHERE r.id = held.id AND r.id = ANY(ARRAY(SELECT id FROM held)) RETURNING r.*
 """)
 
 _HELD_WITHOUT_MUTATION = sql_list(Phase.PREPARING, Phase.PREPARED, Phase.EMITTING)
 _IS_LEASED = "r.lease_expires_at IS NOT NULL"
-_IS_UNSENT = f"""(r.phase = '{Phase.MUTATING}' AND EXISTS (
-  SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = '{MutationStatus.PENDING}'))"""
+_IS_UNSENT = f"""(r.phase = '{Phase.MUTATING}' AND (
+  SELECT m.status = '{MutationStatus.PENDING}' FROM pipeline.mutations m WHERE m.id = r.mutation_id))"""
 
 #: A lease that was written just now is not written again. A row that another transaction holds is written at
 #: this moment, by its worker or by a rescuer. The next heartbeat sees by which, and no other run waits for it.
@@ -369,7 +378,7 @@ HAND_BACK = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard=f"(r.phase IN {_HELD_WITHOUT_MUTATION} OR {_IS_UNSENT}) AND {_IS_LEASED}")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
-FROM held WHERE r.id = held.id RETURNING r.*
+FROM held WHERE r.id = held.id AND r.id = ANY(ARRAY(SELECT id FROM held)) RETURNING r.*
 """)
 
 #: As if each worker had just sent a heartbeat: one that lives keeps its runs, the lease of one that is gone lapses.
@@ -482,8 +491,9 @@ SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation
        w.on_uncertain, w.on_logic_error, w.on_exhausted, w.concurrency, i.*, h.name AS handler,
        pipeline.clock() AS now
 FROM pipeline.runs r JOIN requested x ON x.run = r.id
-JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
-LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+CROSS JOIN LATERAL (SELECT * FROM pipeline.handlers h WHERE h.id = r.handler_id OFFSET 0) h
+CROSS JOIN LATERAL (SELECT * FROM pipeline.workflows w WHERE w.name = r.workflow OFFSET 0) w
+LEFT JOIN LATERAL (SELECT * FROM pipeline.mutations m WHERE m.id = r.mutation_id OFFSET 0) m ON true
 CROSS JOIN LATERAL (
   SELECT coalesce(max(b.failures), 0) AS input_failures, max(b.failing_since) AS input_failing_since,
     CASE WHEN bool_and(num_nonnulls(b.slice_limit, b.group_size) > 0 OR b.narrowing_declined)
