@@ -4,12 +4,14 @@ A statement is planned once per connection, perhaps before the first row exists.
 tables, on full ones that were never analysed, and on ones that have grown since.
 """
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from pipeline.embedded import servers
 from pipeline.store import facts
 from pipeline.store.connections import _compiled
 from pipeline.store.database import Database
@@ -17,6 +19,7 @@ from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
+from tests.support import databases
 
 STATEMENTS = {
     "facts": facts.handler_facts("CAST(:names AS text[])"),  # as the function runs it
@@ -82,11 +85,12 @@ Scan = tuple[str, str, str]
 
 
 @pytest.fixture
-def tuned(db: Database) -> Iterator[Database]:
-    """The same database over connections as workers have them."""
-    made = Database.connect(db.engine.url.render_as_string(hide_password=False))
-    yield made
-    made.dispose()
+def db(embedded: servers.Servers) -> Iterator[Database]:
+    """A database of which Postgres knows nothing yet, over connections as workers have them."""
+    with databases.clone_database(embedded.database_url, f"plans_{os.getpid()}") as url:
+        made = Database.connect(url)
+        yield made
+        made.dispose()
 
 
 def scans(db: Database, sql: str) -> set[Scan]:
@@ -108,17 +112,17 @@ def _scans(node: dict[str, Any]) -> Iterator[Scan]:
         yield from _scans(child)
 
 
-def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database, tuned: Database) -> None:
-    plans = {"empty": {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}}
+def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database) -> None:
+    plans = {"empty": {name: scans(db, sql) for name, sql in STATEMENTS.items()}}
     with db.engine.begin() as connection:
         for statement in _FILL:
             connection.execute(text(statement))
-    plans["fresh"] = {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}
+    plans["fresh"] = {name: scans(db, sql) for name, sql in STATEMENTS.items()}
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
     with db.engine.begin() as connection:
         connection.execute(text(_GROW))
-    plans["aged"] = {name: scans(tuned, sql) for name, sql in STATEMENTS.items()}
+    plans["aged"] = {name: scans(db, sql) for name, sql in STATEMENTS.items()}
     indexes = {
         when: {name: {scan[:2] for scan in found if scan[1] not in FEW} for name, found in planned.items()}
         for when, planned in plans.items()
