@@ -135,9 +135,10 @@ WITH requested AS (
   unnest(CASE WHEN i.caused_by = '{{}}' THEN ARRAY[i.id] ELSE i.caused_by END) AS root(id)
   WHERE n.id = ANY(ARRAY(SELECT run FROM emitted))
   GROUP BY n.id
+), emitters AS MATERIALIZED (
+  SELECT h.id, h.workflow, roots.caused_by FROM held h LEFT JOIN roots ON roots.run = h.id
 ), given AS (
-  SELECT g.*, h.workflow, roots.caused_by
-  FROM emitted g JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
+  SELECT g.*, h.workflow, h.caused_by FROM emitted g JOIN emitters h ON h.id = g.run
 ), {_INSERT_EVENTS}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),

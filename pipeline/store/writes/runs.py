@@ -64,7 +64,8 @@ _IS_CONSUMER = f"""(
 
 # What a row of a large table is set to is found in an object by its key: a join could read the whole table.
 # An array is unnested in a MATERIALIZED part of its own before anything is joined to it, and a cohort's rows
-# are named by an array: both keep the planner on primary keys when it knows nothing of a table yet.
+# are named by an array: both keep the planner on primary keys when it knows nothing of a table yet. Events of large
+# batches are compared by IN (...) IS TRUE: it is hashed, where a join could become a loop in a loop.
 
 #: The rows of a cohort whose worker still holds them, locked in id order.
 _HELD = f"""held AS (
@@ -265,21 +266,23 @@ SELECT c.*, false AS suspect, {handler_columns("c")}, false AS has_more FROM cre
 #:    this run saw them.
 #: 4. Events that are declined in a narrowed slice may be needed together: their limit is lifted, and they are due
 #:    again.
+_TOOK_NOTHING = "(d.offered_to = ANY(ARRAY(SELECT id FROM complete WHERE events = '{}')))"
 FINISH_PREPARE = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard=f"r.phase = '{Phase.PREPARING}' AND " + _IS_CONSUMER)},
 wanted AS MATERIALIZED (
   SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
   FROM held h JOIN requested x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
-), free AS (
-  SELECT w.run, d.event_id, d.handler_id
-  FROM pipeline.deliveries d
-  JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id AND w.topic = d.topic
-  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM wanted)) AND {IS_PENDING_BY_KEY}
-    AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
-  ORDER BY d.event_id FOR UPDATE OF d
 ), mine AS (
-  SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run
+  SELECT d.event_id, d.handler_id, coalesce(d.offered_to, (
+    SELECT w.run FROM wanted w WHERE w.alone AND w.event_id = d.event_id AND w.handler_id = d.handler_id
+    ORDER BY w.run LIMIT 1)) AS run
+  FROM pipeline.deliveries d
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM wanted)) AND {IS_PENDING_BY_KEY}
+    AND ((d.offered_to, d.event_id, d.topic) IN (SELECT run, event_id, topic FROM wanted)
+      OR (d.offered_to IS NULL
+        AND (d.handler_id, d.event_id, d.topic) IN (SELECT handler_id, event_id, topic FROM wanted WHERE alone)))
+  ORDER BY d.event_id FOR UPDATE OF d
 ), complete AS (
   SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h
   JOIN requested x ON x.run = h.id LEFT JOIN (SELECT run, count(*) AS number FROM mine GROUP BY run) m ON m.run = h.id
@@ -293,34 +296,34 @@ wanted AS MATERIALIZED (
   RETURNING r.*
 ), reserved AS (
   UPDATE pipeline.deliveries d
-  SET status = '{DeliveryStatus.RESERVED}', run_id = m.run, offered_to = NULL, declined = false
-  FROM mine m JOIN complete c ON c.id = m.run
-  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM mine)) AND d.event_id = m.event_id AND d.handler_id = m.handler_id
+  SET status = '{DeliveryStatus.RESERVED}', offered_to = NULL, declined = false, run_id = coalesce(d.offered_to, (
+    SELECT m.run FROM mine m WHERE m.event_id = d.event_id AND m.handler_id = d.handler_id))
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM mine))
+    AND ((d.event_id, d.handler_id) IN (
+      SELECT event_id, handler_id FROM mine WHERE run = ANY(ARRAY(SELECT id FROM complete)))) IS TRUE
   RETURNING d.event_id
 ), unused AS MATERIALIZED (
-  SELECT c.id, c.handler_id, c.events = '{{}}' AS took_nothing, offered.event_id,
-    (SELECT ordered FROM pipeline.handlers WHERE id = c.handler_id) AS ordered
-  FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
+  SELECT c.id, offered.event_id FROM complete c, unnest(c.offered) AS offered(event_id)
+  WHERE offered.event_id <> ALL(c.events)
 ), handed_back AS (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
-    declined = u.took_nothing AND d.slice_limit IS NULL AND d.group_size IS NULL
-      AND {is_subscribed(ordered="u.ordered")},
-    slice_limit = CASE WHEN NOT u.took_nothing THEN d.slice_limit END,
-    group_size = CASE WHEN NOT u.took_nothing THEN d.group_size END,
-    narrowing_declined = d.narrowing_declined OR (u.took_nothing AND num_nonnulls(d.slice_limit, d.group_size) > 0)
-  FROM unused u
-  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM unused)) AND d.event_id = u.event_id AND d.handler_id = u.handler_id
-    AND d.offered_to = u.id
+    declined = {_TOOK_NOTHING} AND d.slice_limit IS NULL AND d.group_size IS NULL
+      AND {is_subscribed(ordered="(SELECT o.ordered FROM pipeline.handlers o WHERE o.id = d.handler_id)")},
+    slice_limit = CASE WHEN NOT {_TOOK_NOTHING} THEN d.slice_limit END,
+    group_size = CASE WHEN NOT {_TOOK_NOTHING} THEN d.group_size END,
+    narrowing_declined = d.narrowing_declined OR ({_TOOK_NOTHING} AND num_nonnulls(d.slice_limit, d.group_size) > 0)
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM unused))
+    AND ((d.offered_to, d.event_id) IN (SELECT id, event_id FROM unused)) IS TRUE
 ), left_over AS (
   SELECT d.event_id, d.handler_id FROM pipeline.deliveries d
   WHERE d.handler_id = ANY(ARRAY(SELECT handler_id FROM complete WHERE offered IS NULL AND events <> '{{}}'))
     AND d.status = '{DeliveryStatus.PENDING}' AND d.declined AND d.offered_to IS NULL
-    AND NOT EXISTS (SELECT FROM mine m WHERE m.event_id = d.event_id AND m.handler_id = d.handler_id)
+    AND ((d.event_id, d.handler_id) IN (SELECT event_id, handler_id FROM mine)) IS NOT TRUE
   ORDER BY {DECLINED_ORDER} FOR UPDATE OF d SKIP LOCKED
 ), reconsidered AS (
-  UPDATE pipeline.deliveries d SET declined = false FROM left_over l
-  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM left_over)) AND d.event_id = l.event_id
-    AND d.handler_id = l.handler_id
+  UPDATE pipeline.deliveries d SET declined = false
+  WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM left_over))
+    AND ((d.event_id, d.handler_id) IN (SELECT event_id, handler_id FROM left_over)) IS TRUE
 ), rested AS (
   UPDATE pipeline.handlers h
   SET idle_snapshot = CASE WHEN c.saw_all THEN c.snapshot END,
