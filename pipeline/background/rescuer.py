@@ -107,7 +107,7 @@ def recover_crashed_runs(
 
     First, leases from before the clock was set back are shortened, so that they lapse in time.
     """
-    with db.transaction() as tx:
+    with db.autocommit() as tx:
         lapsed = work.lapsed_runs(tx, limit=limit)
         shortened = runs.shorten_leases(tx) if any(row.is_in_future for row in lapsed) else ()
     if shortened:

@@ -24,7 +24,7 @@ _MARK = "bench"
 _LOGGED = {"log_line_prefix": f"{_MARK}|%p|%a|", "log_statement": "all", "log_planner_stats": "on"}
 _LINE = re.compile(
     rf"^{_MARK}\|(?P<pid>\d+)\|(?P<name>[^|]*)\|LOG:  "
-    r"(?:(?:statement|execute [^:]*): *(?P<verb>\w*)|PLANNER STATISTICS)"
+    r"(?:(?:statement|execute [^:]*): *(?P<verb>\w*)(?P<joined>[^;]*; *\w)?|PLANNER STATISTICS)"
 )
 _BEGIN, _COMMIT, _ROLLBACK = {"BEGIN", "START"}, {"COMMIT", "END"}, {"ROLLBACK", "ABORT"}
 
@@ -38,14 +38,18 @@ class LogCounts:
     plans: int = 0
     _open: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: -1))  #: statements, by session
 
-    def add(self, pid: str, verb: str | None) -> None:
-        """Count a line of the log: None is about planning. The verb is empty if the text begins on the next line."""
+    def add(self, pid: str, verb: str | None, *, has_second: bool = False) -> None:
+        """Count a line of the log: None is about planning. The verb is empty if the text begins on the next line.
+
+        A BEGIN travels with the first statement of its transaction: ``has_second``.
+        """
         if verb is None:
             self.plans += 1
             return
         self.statements += 1
         if verb in _BEGIN:
-            self._open[pid] = 0
+            self.statements += has_second
+            self._open[pid] = int(has_second)
         elif verb in _COMMIT:
             self.commits += self._open[pid] != 0
             self._open[pid] = -1
@@ -63,7 +67,8 @@ def count_log(lines: Iterable[str], name: str = WORKERS) -> LogCounts:
     for line in lines:
         found = _LINE.match(line)
         if found and found["name"] == name:
-            counts.add(found["pid"], None if found["verb"] is None else found["verb"].upper())
+            verb = None if found["verb"] is None else found["verb"].upper()
+            counts.add(found["pid"], verb, has_second=found["joined"] is not None)
     return counts
 
 

@@ -79,6 +79,16 @@ LOG:  checkpoint starting: time
     assert found.commits == 3, "one transaction, and two statements outside of one; an empty transaction is none"
 
 
+def test_a_begin_that_travels_with_a_statement_counts_both() -> None:
+    log = """\
+bench|1|pipeline|LOG:  statement: BEGIN ISOLATION LEVEL READ COMMITTED; EXECUTE p1 ('a;b')
+bench|1|pipeline|LOG:  statement: COMMIT
+bench|1|pipeline|LOG:  statement: EXECUTE p2 ('BEGIN; a')
+"""
+    found = count_log(log.splitlines(keepends=True))
+    assert (found.statements, found.commits) == (4, 2)
+
+
 def test_the_processor_time_of_a_process_includes_its_children() -> None:
     assert cpu_seconds(1) > 0
     assert cpu_seconds(2**30) == 0
