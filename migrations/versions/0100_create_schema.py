@@ -529,7 +529,6 @@ BEGIN
   h.batch AS batch,
   h.ordered AS ordered,
   h.low_watermark AS low_watermark,
-  
   (CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = ANY(ARRAY[CAST(h.id AS integer)]) AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > h.low_watermark AND NOT d.declined

@@ -71,8 +71,7 @@ WORKFLOW_FACTS: Mapping[str, Fact] = {
 }
 
 #: An event that the last empty prepare of the handler cannot have seen, or whose pause is over since.
-_HAS_UNSEEN = f"""
-  (CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
+_HAS_UNSEEN = f"""(CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE {is_of_handler("h.id")} AND {_IS_WAITING} AND d.event_id > h.low_watermark AND NOT d.declined
       AND {IS_AVAILABLE}
