@@ -5,6 +5,7 @@ Every repeat measures each engine once, in another order. The same servers serve
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from pipeline.bench.cases import CASES
 from pipeline.bench.figures import Sample
 from pipeline.bench.installation import BenchError, Installation
 from pipeline.bench.plot import svg
-from pipeline.bench.run import describe_machine
+from pipeline.bench.run import describe_machine, measuring_order
 
 OURS, AGAIN, LIGHT, SLOW = "ours", "ours-again", "light ours", "ours-20ms"
 
@@ -123,12 +124,14 @@ HEADS = {
 
 def compare(site: Installation, chosen: Sequence[Contender], runs: int, repeats: int) -> Comparison:
     """Measure all contenders in every repeat, in rotated order."""
+    loads: list[float] = []
     samples: dict[str, list[Sample]] = {contender.name: [] for contender in chosen}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("start", total=len(chosen) * repeats)
         for repeat in range(repeats):
-            for contender in (*chosen[repeat % len(chosen) :], *chosen[: repeat % len(chosen)]):
+            for contender in measuring_order(chosen, (OURS, AGAIN), repeat):
+                loads.append(os.getloadavg()[0])
                 progress.update(task, description=f"{contender.title}, repeat {repeat + 1} of {repeats}")
                 try:
                     found = contender.measure(site, repeat, 160 if contender.figure == "p50_ms" else runs)
@@ -138,7 +141,7 @@ def compare(site: Installation, chosen: Sequence[Contender], runs: int, repeats:
                 progress.advance(task)
     ((day,),) = site.query("SELECT current_date::text")
     return Comparison(
-        contenders=chosen, samples=samples, machine=describe_machine(site), day=day, runs=runs, repeats=repeats
+        contenders=chosen, samples=samples, machine=describe_machine(site, loads), day=day, runs=runs, repeats=repeats
     )
 
 

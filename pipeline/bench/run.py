@@ -4,14 +4,20 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pipeline.bench import figures
 from pipeline.bench.cases import AA_PAIR, Case
 from pipeline.bench.figures import Range, Sample
 from pipeline.bench.installation import Installation
 
+N = TypeVar("N", bound="_Named")
 _SETTINGS = "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', 'synchronous_commit')"
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +71,34 @@ def run(
 ) -> BenchResult:
     """Measure every case in each repeat. The order is rotated, so that no case is always first."""
     samples: list[Sample] = []
+    loads: list[float] = []
     for repeat in range(repeats):
-        for case in rotated(cases, repeat):
+        for case in measuring_order(cases, AA_PAIR, repeat):
             report(f"{case.title}, repeat {repeat + 1} of {repeats}", len(samples))
+            loads.append(os.getloadavg()[0])
             samples.append(case.measure(site, repeat, runs))
-    return BenchResult(cases=cases, samples=samples, machine=describe_machine(site))
+    return BenchResult(cases=cases, samples=samples, machine=describe_machine(site, loads))
 
 
-def rotated(cases: Sequence[Case], by: int) -> list[Case]:
-    """Return the cases in another order for each repeat."""
+def measuring_order(cases: Sequence[N], pair: tuple[str, str], by: int) -> list[N]:
+    """Return the cases in another order for each repeat, the two of the A/A pair half a round apart.
+
+    Side by side the two would meet the same load of the machine, and their spread would hide how it changes.
+    """
     first = by % len(cases)
-    return [*cases[first:], *cases[:first]]
+    order = [*cases[first:], *cases[:first]]
+    for twin in [case for case in order if case.name == pair[1]]:
+        order.remove(twin)
+        place = next((n for n, case in enumerate(order) if case.name == pair[0]), 0)
+        order.insert((place + 1 + len(order) // 2) % (len(order) + 1), twin)
+    return order
 
 
-def describe_machine(site: Installation) -> str:
-    """Describe the machine, its load and the settings of Postgres that matter."""
+def describe_machine(site: Installation, loads: Sequence[float]) -> str:
+    """Describe the machine, its load when each sample began, and the settings of Postgres that matter."""
     found = dict(site.query(_SETTINGS))
     return (
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} cores, load {min(loads):.1f} to {max(loads):.1f}, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, Postgres {found['server_version']}, fsync {found['fsync']}, "
         f"synchronous_commit {found['synchronous_commit']}"
     )

@@ -12,7 +12,7 @@ from pipeline.bench.counters import count_log, cpu_seconds, postmaster_pid
 from pipeline.bench.figures import Range, Sample
 from pipeline.bench.gate import Evidence
 from pipeline.bench.plot import write_plot
-from pipeline.bench.run import BenchResult, as_dict, rotated
+from pipeline.bench.run import BenchResult, as_dict, measuring_order
 from pipeline.domain.errors import InvalidInputError
 
 
@@ -135,11 +135,13 @@ def test_each_case_is_compared_with_another_by_a_figure_that_exists() -> None:
     assert {case.figure for case in CASES.values()} <= set(figures.FIGURES)
 
 
-def test_each_repeat_begins_with_another_case() -> None:
-    cases: list[Case] = [*CASES.values()][:3]
-    orders = [[case.name for case in rotated(cases, repeat)] for repeat in range(3)]
-    assert len({order[0] for order in orders}) == 3
+def test_each_repeat_has_another_order_and_the_pair_is_never_side_by_side() -> None:
+    cases: list[Case] = [*CASES.values()][:6]
+    orders = [[case.name for case in measuring_order(cases, AA_PAIR, repeat)] for repeat in range(6)]
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert len({tuple(order) for order in orders}) > 3
+    assert min(abs(order.index(AA_PAIR[0]) - order.index(AA_PAIR[1])) for order in orders) > 1
+    assert [case.name for case in measuring_order(cases[:1], AA_PAIR, 5)] == ["light"]
 
 
 def test_a_result_compares_the_pair_and_names_its_problems() -> None:
