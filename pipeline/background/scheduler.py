@@ -7,6 +7,7 @@ once: two statements lock, read and start. The end of a run and the tick first r
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -41,6 +42,9 @@ Dispatch = Callable[[DispatchMessage], object]
 
 #: Passes over one workflow before the next one gets a turn. The next call finds what is left.
 _PASSES = 50
+#: Behind a backlog, few places wait so long for others that become free: runs in small cohorts cost many times as much.
+GATHER_TIME = timedelta(milliseconds=100)
+_FEW = 8  #: fewer than this part of a workflow's places are few
 
 
 class Scheduler:
@@ -51,18 +55,15 @@ class Scheduler:
         db: Database,
         send: Dispatch,
         *,
-        lease: timedelta,
+        cohort_time: timedelta,
         max_cohort_size: int = 200,
         per_run: Callable[[int], timedelta] = lambda _: timedelta(0),
+        gather_time: timedelta = GATHER_TIME,
     ) -> None:
-        self.db, self.dispatch, self.lease, self.max_cohort_size, self.per_run = (
-            db,
-            send,
-            lease,
-            max_cohort_size,
-            per_run,
-        )
+        self.db, self.dispatch, self.cohort_time, self.max_cohort_size = db, send, cohort_time, max_cohort_size
+        self.per_run, self.gather_time = per_run, gather_time
         self._backlogged: set[str] = set()  #: workflows in which the end of the last run started another
+        self._last_starts: dict[str, tuple[float, int]] = {}  #: by workflow: when, and how many places it has
 
     def schedule(self, workflows: Iterable[str]) -> SweepReport:
         """Start all that is due in these workflows. What another transaction holds waits for the next call."""
@@ -71,20 +72,30 @@ class Scheduler:
             self._try_to_start(workflow, report)
         return report
 
-    def schedule_due(self, workflows: Collection[str]) -> SweepReport:
-        """Start all that is due in these workflows. One read without a lock tells in which of them something is.
+    def schedule_due(self, workflows: Collection[str], *, ended: int) -> SweepReport:
+        """Start all that is due in workflows of which so many runs have ended.
 
-        After a call that started runs of a workflow the read is left out: there is a backlog, and probably more is due.
+        One read without a lock tells in which of them something is due. After a call that started runs of a workflow
+        the read is left out: there is a backlog, and probably more is due. Then few places wait for others.
         """
         report = SweepReport()
-        due = self._backlogged & set(workflows)
-        if unknown := set(workflows) - due:
+        backlogged = self._backlogged & set(workflows)
+        due = {workflow for workflow in backlogged if not self._has_to_gather(workflow, ended)}
+        if unknown := set(workflows) - backlogged:
             with self.db.autocommit() as tx:
                 due |= set(due_workflows(work.handler_facts(tx, *sorted(unknown))))
         for workflow in sorted(due):
             has_started = self._try_to_start(workflow, report)
             (self._backlogged.add if has_started else self._backlogged.discard)(workflow)
         return report
+
+    def _has_to_gather(self, workflow: str, ended: int) -> bool:
+        """Whether few places are free, and runs that were started a moment ago will soon free others.
+
+        If all of those hang, the next tick starts runs in the places that are free.
+        """
+        at, places = self._last_starts.get(workflow, (0.0, 0))
+        return ended * _FEW < places and time.monotonic() - at < self.gather_time.total_seconds()
 
     def _try_to_start(self, workflow: str, report: SweepReport) -> bool:
         """Start what is due in a workflow, unless it is renamed or locked. Return whether a run was started."""
@@ -111,10 +122,12 @@ class Scheduler:
     def _start_next(self, workflow: str) -> tuple[int, bool]:
         """Start the due handler whose turn it is. Return how many runs that made, and whether more may be due."""
         with ExitStack() as last, self.db.transaction() as tx:
-            made, has_more = self._start_first_due(tx, starts.lock_workflow(tx, workflow))
+            locked = starts.lock_workflow(tx, workflow)
+            made, has_more = self._start_first_due(tx, locked)
             last.enter_context(spans.bind_started_runs(made.runs))
         if not made.runs:
             return 0, False
+        self._last_starts[workflow] = (time.monotonic(), locked.facts.concurrency)
         reach(CrashPoint.STARTED)
         for message in dispatch_messages(made.started):
             self.dispatch(message)
@@ -138,7 +151,7 @@ class Scheduler:
             slot = row.next_run_at if reason is DueReason.SLOT else None
             return starts.start(tx, locked, row.name, is_unsliced=True, slot=slot)
         count = cohort_size(
-            row.concurrency, per_run=self.per_run(row.id), lease=self.lease, max_size=self.max_cohort_size
+            row.concurrency, per_run=self.per_run(row.id), cohort_time=self.cohort_time, max_size=self.max_cohort_size
         )
         return starts.start(tx, locked, row.name, count=1 if row.is_unclaimed else count)
 

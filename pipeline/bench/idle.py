@@ -43,7 +43,7 @@ def _registered(fleet: Fleet) -> int:
 def _tick_seconds(fleet: Fleet) -> float:
     """Return the median of some ticks in this process, over a pool of connections as a worker has."""
     db = Database.connect(fleet.site.urls.database_url)
-    scheduler = Scheduler(db, lambda _: None, lease=timedelta(minutes=1))
+    scheduler = Scheduler(db, lambda _: None, cohort_time=timedelta(minutes=1))
     taken = []
     try:
         for _ in range(_TICKS):

@@ -138,11 +138,11 @@ def next_slot(slot: datetime, every: timedelta, now: datetime) -> datetime:
     return first + every * ((now - first) // every + 1)
 
 
-def cohort_size(concurrency: int, *, per_run: timedelta, lease: timedelta, max_size: int) -> int:
+def cohort_size(concurrency: int, *, per_run: timedelta, cohort_time: timedelta, max_size: int) -> int:
     """How many runs travel together, at most. There are fewer if less is pending: under light load one.
 
-    Half the places: two processes share the work evenly, and none waits for one large cohort. Well under a lease of
-    work: a slow handler gets small cohorts, so that it cannot hold many runs hostage.
+    Half the places: two processes share the work evenly, and none waits for one large cohort. At most a quarter
+    of ``cohort_time`` of work: a slow handler gets small cohorts, so that it cannot hold many runs hostage.
     """
-    by_time = max_size if per_run <= timedelta(0) else max(1, int(lease / 4 / per_run))
+    by_time = max_size if per_run <= timedelta(0) else max(1, int(cohort_time / 4 / per_run))
     return max(1, min(-(-concurrency // 2), by_time, max_size))

@@ -187,16 +187,20 @@ class PooledConnection:
         return _Prepared(execute, compiled.names), f"PREPARE {name} AS {compiled.numbered}; "
 
     def _send(self, command: str) -> None:
-        """End the transaction. A COMMIT that Postgres answers with ROLLBACK is an error."""
-        self._has_begun = False
+        """End the transaction. A COMMIT that Postgres answers with ROLLBACK is an error.
+
+        A signal handler may raise before the command is sent. Then the transaction is open, and rolled back at the end.
+        """
         with self._connection.cursor() as cursor:
             try:
                 cursor.execute(command)
+                self._has_begun = False
                 if cursor.statusmessage != command:
                     raise psycopg2.InternalError(
                         "a statement of this transaction failed, so nothing of it is committed"
                     )
             except psycopg2.Error as error:
+                self._has_begun = False
                 raise self._wrapped(error, command) from error
 
     def _wrapped(self, error: Any, sql: str) -> DBAPIError:
@@ -222,12 +226,21 @@ def is_plan_outdated(error: BaseException) -> bool:
 
 def is_alive(connection: Any) -> bool:
     """Check a pooled connection before use. A server that ends one writes to it, or closes it."""
-    readable, _, _ = select.select([connection], [], [], 0)
-    if readable:
+    socket = select.poll()  # ``select.select`` takes no descriptor above 1023
+    socket.register(connection, select.POLLIN)
+    if socket.poll(0):
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
         connection.rollback()
     return True
+
+
+def end_open_transaction(connection: Any, *_: object) -> None:
+    """Roll back what is still open when a connection goes back to the pool. Its next user would commit it."""
+    if connection.closed or connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("ROLLBACK")
 
 
 def tune(lock_timeout: str, *, is_reused: bool) -> Callable[[Any, Any], None]:

@@ -22,7 +22,14 @@ from sqlalchemy import Engine, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.pool import NullPool
 
-from pipeline.store.connections import PooledConnection, StatementRunner, is_alive, is_plan_outdated, tune
+from pipeline.store.connections import (
+    PooledConnection,
+    StatementRunner,
+    end_open_transaction,
+    is_alive,
+    is_plan_outdated,
+    tune,
+)
 from pipeline.telemetry import metrics, transition_log
 
 RowT = TypeVar("RowT")
@@ -228,6 +235,7 @@ class Database:
         )
         engine.dialect.do_ping = is_alive  # type: ignore[assignment, method-assign]
         event.listen(engine, "connect", tune(_milliseconds(lock_timeout), is_reused=True))
+        event.listen(engine, "reset", end_open_transaction)
         return cls(engine)
 
     @classmethod

@@ -34,7 +34,7 @@ def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     """Publish, consume and commit; then start what became due."""
     result = current_process().runner.next(_uuids(ids))
     _continue_chain(self, result, hops)
-    current_process().scheduler.schedule_due(result.workflows)
+    current_process().scheduler.schedule_due(result.workflows, ended=len(ids))
 
 
 @app.task(name=PhaseTask.PRODUCE.value, bind=True)
@@ -42,7 +42,7 @@ def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     """Run producers; then start what became due."""
     result = current_process().runner.produce(_uuids(ids))
     _continue_chain(self, result, hops)
-    current_process().scheduler.schedule_due(result.workflows)
+    current_process().scheduler.schedule_due(result.workflows, ended=len(ids))
 
 
 @app.task(name="pipeline.schedule")

@@ -86,7 +86,7 @@ class WorkerProcess:
         return Scheduler(
             self.db,
             messages.dispatch,
-            lease=_COHORT_TIME,
+            cohort_time=_COHORT_TIME,
             max_cohort_size=settings.max_cohort_size,
             per_run=speeds.per_run,
         )

@@ -85,7 +85,13 @@ class Inline:
         #: Index of the next message to deliver, from the number of waiting messages.
         self.pick_next: Callable[[int], int] = lambda _: 0
         self._delivering: DispatchMessage | None = None
-        self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, max_cohort_size=max_cohort_size)
+        self.scheduler = Scheduler(
+            db,
+            self.send,
+            cohort_time=self.policy.lease,
+            max_cohort_size=max_cohort_size,
+            gather_time=timedelta(0),
+        )
         self.sweeps = Sweeps(
             db=db,
             registry=self.registry,
@@ -257,7 +263,7 @@ class Inline:
             case PhaseTask.PRODUCE:
                 ran = self.runner.produce(_uuids(ids))
         if task in (PhaseTask.NEXT, PhaseTask.PRODUCE):
-            self.scheduler.schedule_due(ran.workflows)
+            self.scheduler.schedule_due(ran.workflows, ended=len(ids))
         return bool(ran.continuing)
 
     def _dispatch_next(self, ids: Sequence[UUID]) -> None:

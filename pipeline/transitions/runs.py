@@ -6,6 +6,7 @@ its lease changes nothing.
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +14,7 @@ from decimal import Decimal
 from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
 from pipeline.domain.ids import RunId
@@ -30,6 +31,8 @@ from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import runs as run_store
 from pipeline.transitions.events import event_rows, unknown_topic_error
 from pipeline.transitions.results import BatchResult, Transition, match_results, requested_events, reservation_error
+
+log = logging.getLogger(__name__)
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 Merge = Callable[[Any, Any], Any]
@@ -76,16 +79,32 @@ def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpa
     worker = claimer["worker"]
     known = {"handlers": claimer.get("known_handlers"), "topics": claimer.get("known_topics")}
     claimed = run_store.claim(tx, statement, ids, known, lease=claimer["lease_duration"], worker=worker)
+    for row in claimed:
+        tx.log_on_commit(
+            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
+        )
+    try:
+        return _claims(tx, claimed, ids, target, known)
+    except DBAPIError as error:
+        # the claim may be committed already; what is not known of the other runs, the next tick finds
+        log.warning("%d runs were claimed, and nothing is known of the others: %s", len(claimed), error)
+        return Claims(claimed=tuple(claimed), passed=(), unavailable=())
+
+
+def _claims(
+    tx: Transaction,
+    claimed: Sequence[ClaimedRunRow],
+    ids: Sequence[UUID],
+    target: Phase,
+    known: Mapping[str, run_store.KnownNames],
+) -> Claims:
+    """Tell what became of the runs that could not be claimed. Let unclaimed handlers of the others run again."""
     mine = {row.id for row in claimed}
     missing = [id_ for id_ in ids if id_ not in mine]
     found = work.runs(tx, missing) if missing else ()
     passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
     unknown = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, known))
-    for row in claimed:
-        tx.log_on_commit(
-            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
-        )
     unclaimed = sorted({row.handler_id for row in claimed if row.is_unclaimed})
     if unclaimed:  # a worker knows them after all
         tx.execute(handler_store.CLEAR_UNCLAIMED, ids=unclaimed)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from pipeline.domain.ids import Fence, RunId
 from pipeline.domain.values import RunLease
 from pipeline.store.database import Database
@@ -38,6 +36,7 @@ class Leases:
         self._lock = threading.Lock()
         self._pid = 0
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         self._extended_at = time.monotonic()  #: when the leases were last extended, or there were none
 
     def hold(self, leases: Iterable[RunLease]) -> None:
@@ -81,7 +80,7 @@ class Leases:
         try:
             with self.db.autocommit() as tx:
                 refused = runs.heartbeat(tx, mine, lease_duration=self.lease, fresh_for=self._fresh_for).refused
-        except SQLAlchemyError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the thread must go on
             log.warning("leases could not be extended, trying again in %s: %s", self.every / _RETRIES, error)
             return False
         with self._lock:
@@ -112,11 +111,13 @@ class Leases:
 
     def _start(self) -> None:
         with self._lock:
-            if self._pid == os.getpid():
+            if self._pid != os.getpid():
+                self._pid, self._held, self._until, self._lost = os.getpid(), {}, {}, set()
+            elif self._thread is not None and self._thread.is_alive():
                 return
-            self._pid, self._held, self._until, self._lost = os.getpid(), {}, {}, set()
             self._stop = threading.Event()
-            threading.Thread(target=self._run, args=(self._stop,), name="pipeline-leases", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="pipeline-leases", daemon=True)
+            self._thread.start()
 
     def _run(self, stop: threading.Event) -> None:
         pause = self.every

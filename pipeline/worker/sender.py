@@ -64,6 +64,7 @@ class MutationToSend:
 
 
 _DecidedCall = tuple[PendingCall, CallDecision]
+_RETRY_SECONDS = 0.5  #: pause after the database did not take the beginning of a retry
 _FAILED_ACTIONS = (NextAction.FAILED, NextAction.ABSENT)
 
 
@@ -467,13 +468,30 @@ class CohortSender:
         wave = [self.waiting.popleft() for _ in range(min(taken, len(self.waiting)))]
         due = [pending for at, pending in self.retrying if at <= time.monotonic()]
         self.retrying = [(at, pending) for at, pending in self.retrying if pending not in due]
-        begun = self.sender.begin(wave) if wave else []
-        begun += self.sender.begin_retry(due) if due else []
+        begun = self._begin(wave, due)
         for pending in begun:
             self._start_call(pending)
         self._hold_places(len(self.in_flight))
         if begun:
             self._changed_at = time.monotonic()
+
+    def _begin(self, wave: Sequence[MutationToSend], due: Sequence[PendingCall]) -> list[PendingCall]:
+        """Begin a wave, and the retries that are due.
+
+        While calls are in flight, a database that is away only delays it: their answers are in no other place.
+        """
+        begun: list[PendingCall] = []
+        try:
+            begun += self.sender.begin(wave) if wave else []
+            wave = ()
+            begun += self.sender.begin_retry(due) if due else []
+        except (DBAPIError, TimeoutError) as error:
+            if not (begun or self.in_flight) or not is_transient(error):
+                raise
+            log.warning("%d mutations could not be begun, trying again: %s", len(wave) + len(due), error)
+            self.waiting.extendleft(reversed(wave))
+            self.retrying += [(time.monotonic() + _RETRY_SECONDS, pending) for pending in due]
+        return begun
 
     def _hold_places(self, count: int) -> None:
         """Keep a place for each call in flight."""

@@ -30,8 +30,13 @@ class Stragglers:
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(self._run, finish), name="pipeline-stragglers", daemon=True)
         with self._lock:
-            thread.start()
             self._followed[thread] = frozenset(leases)
+            try:
+                thread.start()
+            except RuntimeError:  # the machine has no thread left: the caller's does it
+                del self._followed[thread]
+        if not thread.ident:
+            finish()
 
     def wait(self, must_end: Callable[[], bool] = lambda: False) -> None:
         """Wait until the last outcome is recorded, or the caller must end."""

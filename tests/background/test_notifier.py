@@ -57,7 +57,7 @@ def sweeps(db: Database, notifier: Any) -> Sweeps:
     return Sweeps(
         db=db,
         registry=Registry(),
-        scheduler=Scheduler(db, lambda _: None, lease=LEASE),
+        scheduler=Scheduler(db, lambda _: None, cohort_time=LEASE),
         jitter=lambda: 0.0,
         redispatch_after=LEASE,
         dispatch_reconcile=lambda _: None,

@@ -37,7 +37,7 @@ def finish(run: Inline) -> list[int]:
         patch.setattr(
             run.scheduler,
             "schedule_due",
-            lambda workflows: measured.append(costs(run, lambda: schedule_due(workflows))),
+            lambda workflows, *, ended: measured.append(costs(run, lambda: schedule_due(workflows, ended=ended))),
         )
         while not measured:
             run.deliver(run.messages.popleft())
@@ -108,10 +108,12 @@ def test_workflows_of_a_cohort_are_asked_for_at_once(db: Database) -> None:
     for workflow, topic in zip(shops, topics, strict=True):
         workflow.effect(topic, name="take")(lambda ctx, event: None)
     run = Inline(db, shops)
-    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b", "c"})) == [1]
+    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b", "c"}, ended=1)) == [1]
     run.publish(topics[1], {"n": 1})
-    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b", "c"})) == [1, 2]
-    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b"})) == [1, 1], "b is locked at once, and is full"
+    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b", "c"}, ended=1)) == [1, 2]
+    assert costs(run, lambda: run.scheduler.schedule_due({"a", "b"}, ended=1)) == [1, 1], (
+        "b is locked at once, and is full"
+    )
 
 
 def test_behind_a_backlog_the_end_of_a_run_starts_the_next_in_two_statements(db: Database) -> None:

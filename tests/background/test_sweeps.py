@@ -70,7 +70,7 @@ def sweeps(db: Database, dispatched: list[DispatchMessage]) -> Sweeps:
     made = Sweeps(
         db=db,
         registry=registry,
-        scheduler=Scheduler(db, dispatched.append, lease=LEASE),
+        scheduler=Scheduler(db, dispatched.append, cohort_time=LEASE),
         jitter=lambda: 0.0,
         redispatch_after=timedelta(seconds=60),
         dispatch_reconcile=lambda ids: _reconciled(made, ids),

@@ -45,8 +45,8 @@ def beyond(counted: Mapping[str, float], limits: Mapping[str, float]) -> dict[st
 
 def test_a_count_beyond_its_limit_is_found() -> None:
     limits = {"statements": 10.0, "commits": 2.0, "plans": 1.0}
-    found = beyond({"statements": 10.0, "commits": 2.1, "plans": 0.0}, limits)
+    found = beyond({"statements": 0.0, "commits": 2.1, "plans": 0.0}, limits)
     assert found == {
+        "statements": "0.00 per run; expected at most 10",
         "commits": "2.10 per run; expected at most 2",
-        "plans": "0.00 per run; expected at most 1",
     }

@@ -243,14 +243,14 @@ def test_the_next_slot_is_after_now_on_the_night_the_clocks_change() -> None:
 )
 def test_a_cohort_follows_the_places_and_the_handlers_speed(concurrency: int, per_run: float, size: int) -> None:
     lease = timedelta(seconds=60)
-    assert cohort_size(concurrency, per_run=timedelta(seconds=per_run), lease=lease, max_size=100) == size
+    assert cohort_size(concurrency, per_run=timedelta(seconds=per_run), cohort_time=lease, max_size=100) == size
 
 
 @given(st.integers(min_value=1), spans, spans, st.integers(min_value=1, max_value=200))
 def test_a_cohort_is_never_larger_than_any_bound_and_never_starves(
     concurrency: int, per_run: timedelta, lease: timedelta, most: int
 ) -> None:
-    size = cohort_size(concurrency, per_run=per_run, lease=lease, max_size=most)
+    size = cohort_size(concurrency, per_run=per_run, cohort_time=lease, max_size=most)
     assert 1 <= size <= min(-(-concurrency // 2), most)
     assert size <= 1 or size * per_run <= lease / 4 + timedelta(microseconds=size)
 

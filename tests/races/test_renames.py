@@ -116,7 +116,7 @@ def test_a_scheduler_that_waited_for_a_rename_starts_nothing_and_does_not_fail(d
     a_workflow(db)
     some_events(db, "m1")
     sent: list[Any] = []
-    scheduler = Scheduler(db, sent.append, lease=LEASE)
+    scheduler = Scheduler(db, sent.append, cohort_time=LEASE)
     with meanwhile(db, lambda tx: scheduler.schedule(["billing"])) as begin:
         with db.transaction() as tx:
             renamed(tx)

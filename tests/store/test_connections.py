@@ -1,9 +1,13 @@
 """Statements are planned once per connection, and a connection that was lost or is shared is noticed."""
 
+import fcntl
 import importlib
+import os
 import pkgutil
+import resource
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 import pipeline.store
 from pipeline.store import connections
-from pipeline.store.connections import _compiled, _is_constant
+from pipeline.store.connections import PooledConnection, _compiled, _is_constant
 from pipeline.store.database import Command, Database, Statement, Transaction, is_transient
 from pipeline.store.reads.invariants import Invariant
 
@@ -209,3 +213,44 @@ def test_percent_signs_and_colons_of_a_statement_stay(
         shared(pool, monkeypatch)
     with pool.transaction() as tx:
         assert tx.one(_PERCENT, by=7) == (2, "a:b", "1:2")
+
+
+@pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
+def test_an_interruption_before_the_end_of_a_transaction_leaves_none_open(
+    scratch: Database, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """As a signal handler does that raises just before the command is sent."""
+    plain = PooledConnection._send
+
+    def interrupted(self: PooledConnection, sent: str) -> None:
+        if sent == command:
+            monkeypatch.setattr(PooledConnection, "_send", plain)
+            raise InterruptedError
+        plain(self, sent)
+
+    monkeypatch.setattr(PooledConnection, "_send", interrupted)
+    with pytest.raises((InterruptedError, RuntimeError)):
+        insert_and_fail(scratch.transaction()) if command == "ROLLBACK" else insert(scratch)
+    with scratch.autocommit() as tx:
+        tx.execute(_INSERT, n=2)
+    with scratch.transaction() as tx:
+        assert tx.all(_ALL) == [(2,)]
+
+
+def insert(scratch: Database) -> None:
+    with scratch.transaction() as tx:
+        tx.execute(_INSERT, n=1)
+
+
+def test_a_connection_with_a_large_descriptor_can_be_checked() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    reader, writer = os.pipe()
+    try:
+        large = fcntl.fcntl(reader, fcntl.F_DUPFD, 1500)
+        assert connections.is_alive(SimpleNamespace(fileno=lambda: large))
+        os.close(large)
+    finally:
+        os.close(reader)
+        os.close(writer)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import text
@@ -99,8 +100,13 @@ def _held_rows(prober: Connection, table: str) -> int:
 def recorded_tables(db: Database) -> Iterator[list[list[str]]]:
     """For each transaction, the tables of which it holds rows, in the order in which it got the first of each."""
     with db.engine.connect() as prober:
+        turn = Lock()  # a call that outlives its task is recorded in a thread of its own
 
         def note(_: Any, __: str, tables: list[str]) -> None:
+            with turn:
+                note_held(tables)
+
+        def note_held(tables: list[str]) -> None:
             tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
 
         with recorded_transactions(db, "after", note) as transactions:

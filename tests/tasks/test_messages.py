@@ -66,7 +66,7 @@ def test_a_cohort_is_one_message_for_prepare_with_mutate_and_next_chained_behind
 ) -> None:
     a_workflow(db, concurrency=8)
     some_events(db, *[f"m{number}" for number in range(8)])
-    Scheduler(db, messages.dispatch, lease=LEASE).schedule(["billing"])
+    Scheduler(db, messages.dispatch, cohort_time=LEASE).schedule(["billing"])
     cohorts = broker()
     for queue, headers, (args, _, embedded) in cohorts:
         assert (queue, headers["task"]) == ("pipeline.prepare", "pipeline.prepare")
@@ -108,7 +108,7 @@ def test_a_producer_is_one_message_with_nothing_behind_it(db: Database, broker: 
     )
     with db.transaction() as tx:
         registration.register(tx, spec)
-    Scheduler(db, messages.dispatch, lease=LEASE).schedule(["billing"])
+    Scheduler(db, messages.dispatch, cohort_time=LEASE).schedule(["billing"])
     ((queue, headers, (_, _, embedded)),) = broker()
     assert (queue, headers["task"]) == ("pipeline.prepare", "pipeline.produce")
     assert not embedded["chain"]

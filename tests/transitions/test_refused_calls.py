@@ -108,7 +108,7 @@ def test_a_scheduler_that_comes_second_to_a_run_that_waits_starts_nothing_and_do
         return starts.lock_workflow(tx, workflow)
 
     monkeypatch.setattr(starts, "lock_workflow", lock_after_another)
-    assert not Scheduler(db, lambda _: None, lease=LEASE).schedule(["billing"]).counts.get("runs")
+    assert not Scheduler(db, lambda _: None, cohort_time=LEASE).schedule(["billing"]).counts.get("runs")
 
 
 def test_a_run_that_publishes_to_an_unknown_topic_does_not_keep_its_cohort_from_committing(db: Database) -> None:
