@@ -33,9 +33,10 @@ _BEGIN = f"BEGIN ISOLATION LEVEL {ISOLATION_LEVEL}; "
 #: Rows are read by key, in tables that may just have been filled. Compiling a statement costs more than running it.
 #: Until the first ANALYZE the planner takes a fresh table for small, and would read it whole for every row of a cohort.
 #: A plan that is made once must not depend on the values or the statistics of that moment.
-_TUNING = f"""
-SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; SET plan_cache_mode = force_generic_plan;
-SET default_transaction_isolation = '{ISOLATION_LEVEL}'"""
+_TUNING = "SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
+#: Only for a session that is ours alone: other clients of a pooler would get them too.
+_OWN_TUNING = f"""
+SET plan_cache_mode = force_generic_plan; SET default_transaction_isolation = '{ISOLATION_LEVEL}'"""
 #: A timeout that the role, the database or PGOPTIONS set is intended, and stays.
 _FACTS = """
 SELECT set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '0' THEN %s
@@ -248,11 +249,14 @@ def tune(lock_timeout: str, *, is_reused: bool) -> Callable[[Any, Any], None]:
 
     def configure(connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(f"{_TUNING};{_FACTS}" if is_reused else _FACTS, (lock_timeout,))
+            cursor.execute(f"{_TUNING}{_FACTS}" if is_reused else _FACTS, (lock_timeout,))
             ((_, backend),) = cursor.fetchall()
+            # a pooler invents the number that it tells its clients
+            is_direct = is_reused and backend == connection.info.backend_pid
+            if is_direct:
+                cursor.execute(_OWN_TUNING)
         connection.commit()
-        is_direct = backend == connection.info.backend_pid  # a pooler invents the number that it tells its clients
-        record.info[_SESSION] = _ServerSession(is_direct=is_direct and is_reused)
+        record.info[_SESSION] = _ServerSession(is_direct=is_direct)
 
     return configure
 
