@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.admin.controls import WorkflowControls
 from pipeline.bench import rows
 from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
-from pipeline.bench.workflow import DONE, WITNESS_VARIABLE
+from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, WITNESS_VARIABLE
 from pipeline.chaos.nodes import NodeProcess, celery_command
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
@@ -175,7 +175,8 @@ class Fleet:
 
     def publish(self, workflow: str, number: int, *payloads: Any) -> list[str]:
         """Publish so many orders in one transaction. Return their names."""
-        return self._publish("publish", workflow, number, payloads)
+        orders, _ = self._publish("publish", workflow, number, payloads)
+        return orders
 
     def preload(self, workflow: str, number: int, *payloads: Any) -> list[str]:
         """Pause a workflow and publish so many orders to it. Return their names."""
@@ -195,9 +196,10 @@ class Fleet:
         WorkflowControls(self.site.db).resume(workflow, _ACTOR)
         self.wake(workflow)
 
-    def pace(self, workflow: str, number: int, rate: float, *payloads: Any) -> list[str]:
-        """Publish so many orders at a rate. Return their names."""
-        return self._publish("pace", workflow, number, payloads, rate=rate)
+    def pace(self, workflow: str, number: int, rate: float, *payloads: Any) -> dict[str, float]:
+        """Publish so many orders at a rate. Return their names with the instants before each publish."""
+        orders, sent = self._publish("pace", workflow, number, payloads, rate=rate)
+        return dict(zip(orders, sent, strict=True))
 
     def wake(self, workflow: str) -> None:
         """Send the wake-up message of a workflow."""
@@ -211,6 +213,19 @@ class Fleet:
                 f"{number} orders of {workflow}",
                 within=within,
             )
+
+    def committed_at(self, orders: Collection[str]) -> dict[str, float]:
+        """Return the instant at which the worker of each order had the answer to its commit."""
+        file = Path(f"{self.witness}{COMMITTED_SUFFIX}")
+        found: dict[str, float] = {}
+
+        def has_all() -> bool:  # a commit is visible before its worker has the answer
+            lines = file.read_text().splitlines() if file.exists() else []
+            found.update((order, float(at)) for order, at in map(str.split, lines))
+            return all(order in found for order in orders)
+
+        self.wait(has_all, f"the instants of {len(orders)} commits")
+        return {order: found[order] for order in orders}
 
     def effects(self) -> int:
         """Return how many effects the witness has seen."""
@@ -286,19 +301,22 @@ class Fleet:
         self._stack.callback(process.send_signal, signal.SIGKILL)
         return process
 
-    def _publish(self, what: str, workflow: str, number: int, payloads: Sequence[Any], **more: Any) -> list[str]:
+    def _publish(
+        self, what: str, workflow: str, number: int, payloads: Sequence[Any], **more: Any
+    ) -> tuple[list[str], Any]:
         orders = [f"{rows.ORDER}{next(self._last_order):08}" for _ in range(number)]
-        self._command(what, workflow=workflow, orders=orders, payloads=payloads or [{}], **more)
+        answer = self._command(what, workflow=workflow, orders=orders, payloads=payloads or [{}], **more)
         self.published[workflow] += number
-        return orders
+        return orders, answer
 
-    def _command(self, what: str, **arguments: Any) -> None:
+    def _command(self, what: str, **arguments: Any) -> Any:
         assert self._publisher.stdin is not None
         assert self._publisher.stdout is not None
         self._publisher.stdin.write(json.dumps({"do": what, "with": arguments}) + "\n")
         self._publisher.stdin.flush()
-        if self._publisher.stdout.readline() != "\n":
+        if not (answer := self._publisher.stdout.readline()):
             raise BenchError(f"The publisher failed:\n{processes.tail(self.folder / 'publisher.log')}")
+        return json.loads(answer)
 
 
 @contextmanager

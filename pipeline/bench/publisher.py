@@ -26,15 +26,15 @@ class Publisher:
 
     def __init__(self, db: Database) -> None:
         self._db = db  #: one connection, since there is one thread
-        self._commands: Mapping[str, Callable[..., None]] = {
+        self._commands: Mapping[str, Callable[..., Any]] = {
             "publish": self.publish,
             "pace": self.pace,
             "wake": self.wake,
         }
 
-    def run(self, command: Mapping[str, Any]) -> None:
-        """Do what a line asks for."""
-        self._commands[command["do"]](**command["with"])
+    def run(self, command: Mapping[str, Any]) -> Any:
+        """Do what a line asks for, and return its answer."""
+        return self._commands[command["do"]](**command["with"])
 
     def publish(self, workflow: str, orders: list[str], payloads: list[Any]) -> None:
         """Publish all orders in one transaction. Payloads are repeated in turn."""
@@ -45,13 +45,19 @@ class Publisher:
         with self._db.transaction() as tx:
             publish(tx, workflow, new)
 
-    def pace(self, workflow: str, orders: list[str], payloads: list[Any], rate: float) -> None:
-        """Publish one order after the other at a rate, whether or not earlier ones are done (an open loop)."""
+    def pace(self, workflow: str, orders: list[str], payloads: list[Any], rate: float) -> list[float]:
+        """Publish one order after the other at a rate, whether or not earlier ones are done (an open loop).
+
+        Return the instant before each publish, by the machine's monotonic clock.
+        """
         pause, begun = threading.Event(), time.monotonic()
+        sent: list[float] = []
         for n, order in enumerate(orders):
             pause.wait(max(0.0, begun + n / rate - time.monotonic()))
+            sent.append(time.monotonic())
             self.publish(workflow, [order], [payloads[n % len(payloads)]])
             self.wake(workflow)
+        return sent
 
     def wake(self, workflow: str) -> None:
         """Send the wake-up message."""
@@ -59,14 +65,13 @@ class Publisher:
 
 
 def main() -> None:
-    """Answer each line with an empty line once it is done."""
+    """Answer each line with a line of JSON once it is done."""
     db = Database.connect(Settings.load(os.environ).database_url, pool_size=1)
     with db.transaction() as tx:
         tx.all(_RENAME_SESSION, name=OWN)
     publisher = Publisher(db)
     for line in sys.stdin:
-        publisher.run(json.loads(line))
-        sys.stdout.write("\n")
+        sys.stdout.write(json.dumps(publisher.run(json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

@@ -1,17 +1,23 @@
 """The workflows that are measured: orders, one call per run, one event for each order that is done.
 
-The call appends its orders to a file, which is the outside witness of the effects.
+The call appends its orders to a file, which is the outside witness of the effects. A worker appends each order and the
+instant after its commit to another file, by the machine's monotonic clock, which all processes share.
 """
 
 import os
 import threading
+import time
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation
+from pipeline.worker import crash_points
+from pipeline.worker.crash_points import CrashPoint
 
 WITNESS_VARIABLE = "BENCH_WITNESS"  #: names the file of the witness
+COMMITTED_SUFFIX = ".committed"  #: of the file beside it, with the instants of commits
 HANG = timedelta(seconds=4)  #: how long a call that hangs may take
 CALL = timedelta(seconds=30)
 ORDERS, DONE = "orders", "done"
@@ -54,12 +60,33 @@ def _witness() -> Path:
 
 
 def _record(orders: list[str]) -> None:
-    """Append all orders by one write, which other processes cannot divide."""
-    file = os.open(_witness(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    _append(_witness(), orders)
+
+
+def _append(path: Path, lines: Iterable[str]) -> None:
+    """Append all lines by one write, which other processes cannot divide."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(file, "".join(f"{order}\n" for order in orders).encode())
+        os.write(file, "".join(f"{line}\n" for line in lines).encode())
     finally:
         os.close(file)
+
+
+_uncommitted: list[str] = []  #: orders whose next phase ran in this process, and whose commit has not been answered
+
+
+def _stamp_commits(point: CrashPoint) -> None:
+    """Append the orders that this process has committed, with the instant at which Postgres had answered."""
+    if point is CrashPoint.NEXT_CLAIMED:
+        _uncommitted.clear()
+    if point is CrashPoint.COMMITTED and _uncommitted:
+        now = time.monotonic()
+        _append(Path(f"{_witness()}{COMMITTED_SUFFIX}"), [f"{order} {now}" for order in _uncommitted])
+        _uncommitted.clear()
+
+
+if WITNESS_VARIABLE in os.environ:  # in a worker of a measurement
+    crash_points.on_reach = _stamp_commits
 
 
 def _verdict(orders: list[str]) -> Verdict:
@@ -98,6 +125,7 @@ def measured_workflow(name: str, *, batch: int = 1, **options: Any) -> Workflow:
         def next(self, ctx: Any, prepared: Any, result: Any) -> None:
             """Publish each order as done."""
             if result.applied:
+                _uncommitted.extend(prepared.data["orders"])
                 for order in prepared.data["orders"]:
                     ctx.publish(done, message_id=order, payload={})
 

@@ -3,12 +3,14 @@
 The limits are a tenth above what was counted when they were written. ``pipeline bench`` prints the same figures.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from pipeline.bench import gate, installation, loads
 from pipeline.bench.installation import Fleet, FleetOptions
+from pipeline.bench.workflow import DONE
 
 #: Per run, at 20 orders a second: nearly every run is a cohort of its own.
 LIGHT_LIMITS = {"statements": 15.0, "commits": 10.5, "plans": 2.0}
@@ -32,6 +34,26 @@ def test_a_run_under_light_load_asks_no_more_of_postgres(fleet: Fleet) -> None:
 
 def test_a_run_of_a_backlog_asks_no_more_of_postgres(fleet: Fleet) -> None:
     assert beyond(loads.count_drained(fleet, "many", 1000), BACKLOG_LIMITS) == {}
+
+
+def test_latency_begins_before_the_publish_and_ends_after_the_commit(fleet: Fleet) -> None:
+    sent = fleet.pace("many", 5, 20.0)
+    fleet.wait_until_done()
+    done = fleet.committed_at(sent)
+    rows = fleet.site.query(
+        "SELECT d.message_id, extract(epoch FROM o.created_at)::float, extract(epoch FROM d.created_at)::float "
+        "FROM pipeline.events d JOIN pipeline.events o ON o.message_id = d.message_id AND o.topic <> d.topic "
+        "WHERE d.topic = %s AND d.message_id >= %s",
+        DONE,
+        min(sent),
+    )
+    before = time.monotonic()
+    ((now,),) = fleet.site.query("SELECT extract(epoch FROM clock_timestamp())::float")
+    least, most = now - time.monotonic(), now - before  # what Postgres's clock is ahead of this machine's
+    assert {order for order, _, _ in rows} == set(sent)
+    assert [order for order, published, _ in rows if sent[order] + least > published] == []
+    # a row has the instant at which its transaction began
+    assert [order for order, _, committing in rows if done[order] + most <= committing] == []
 
 
 def beyond(counted: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, str]:
