@@ -21,11 +21,12 @@ from benchmarks.compare.peers import PEERS, drain_pgbench
 from pipeline.bench import figures, installation
 from pipeline.bench.cases import CASES
 from pipeline.bench.figures import Sample
-from pipeline.bench.installation import BenchError, Installation
+from pipeline.bench.installation import Installation
 from pipeline.bench.plot import svg
 from pipeline.bench.run import describe_machine, measuring_order
 
 OURS, AGAIN, LIGHT, SLOW = "ours", "ours-again", "light ours", "ours-20ms"
+LIGHT_RUNS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,15 @@ class Contender:
     measure: Callable[[Installation, int, int], Sample]
     against: str  #: which of ours it is compared with
     figure: str = "runs_per_second"
+
+    def sample(self, site: Installation, repeat: int, runs: int) -> Sample:
+        """Measure once. An error is the problem of this sample."""
+
+        def measured() -> tuple[figures.Figures, Sequence[str]]:
+            found = self.measure(site, repeat, runs)
+            return found.figures, found.problems
+
+        return figures.sample_of(self.name, repeat, measured)
 
 
 def _ours(case: str) -> Callable[[Installation, int, int], Sample]:
@@ -133,11 +143,8 @@ def compare(site: Installation, chosen: Sequence[Contender], runs: int, repeats:
             for contender in measuring_order(chosen, (OURS, AGAIN), repeat):
                 loads.append(os.getloadavg()[0])
                 progress.update(task, description=f"{contender.title}, repeat {repeat + 1} of {repeats}")
-                try:
-                    found = contender.measure(site, repeat, 160 if contender.figure == "p50_ms" else runs)
-                except BenchError as error:
-                    found = Sample(case=contender.name, repeat=repeat, problems=[str(error)])
-                samples[contender.name].append(found)
+                number = LIGHT_RUNS if contender.figure == "p50_ms" else runs
+                samples[contender.name].append(contender.sample(site, repeat, number))
                 progress.advance(task)
     ((day,),) = site.query("SELECT current_date::text")
     return Comparison(
@@ -165,17 +172,17 @@ def as_dict(result: Comparison) -> dict[str, object]:
         "runs": result.runs,
         "spread": result.spread,
         "problems": result.problems,
-        "samples": {name: [dict(one.figures) for one in found] for name, found in result.samples.items()},
+        "samples": {
+            name: [{"figures": dict(one.figures), "problems": [*one.problems]} for one in found]
+            for name, found in result.samples.items()
+        },
     }
 
 
 def from_dict(known: Sequence[Contender], found: dict[str, Any]) -> Comparison:
     """Return a comparison that was written as JSON."""
     samples = {
-        name: [
-            Sample(case=name, repeat=n, figures=one, problems=() if one else ("no figure",)) for n, one in enumerate(of)
-        ]
-        for name, of in found["samples"].items()
+        name: [Sample(case=name, repeat=n, **one) for n, one in enumerate(of)] for name, of in found["samples"].items()
     }
     return Comparison(
         contenders=[one for one in known if one.name in samples],

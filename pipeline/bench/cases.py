@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipeline.bench import gate, growth, idle, loads, recovery
-from pipeline.bench.figures import Figures, Sample
-from pipeline.bench.installation import BenchError, Fleet, FleetOptions, Installation
+from pipeline.bench.figures import Figures, Sample, sample_of
+from pipeline.bench.installation import Fleet, FleetOptions, Installation
 from pipeline.domain.errors import InvalidInputError
 
 _ONE, _TWO = FleetOptions(), FleetOptions(workers=2)
@@ -29,11 +29,7 @@ class Case:
 
     def measure(self, site: Installation, repeat: int, runs: int | None) -> Sample:
         """Measure the case once, and let the gate decide whether its figures count."""
-        try:
-            found, problems = self._measured(site, runs or self.runs)
-        except BenchError as error:
-            found, problems = {}, [str(error)]
-        return Sample(case=self.name, repeat=repeat, figures=found, problems=problems)
+        return sample_of(self.name, repeat, lambda: self._measured(site, runs or self.runs))
 
     def _measured(self, site: Installation, runs: int) -> tuple[Figures, list[str]]:
         if self.load is None:

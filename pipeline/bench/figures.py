@@ -4,9 +4,11 @@ The A/A pair is one case that is measured twice in each repeat. Its spread is th
 repeat. A ratio that is no larger than this spread is noise of the machine: it is not resolved.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+
+from pipeline.domain.errors import PipelineError
 
 Figures = Mapping[str, float]
 
@@ -51,6 +53,20 @@ class Sample:
     repeat: int
     figures: Figures = field(default_factory=dict)
     problems: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Drop the figures of a sample with a problem, so that no reader of samples can use them."""
+        if self.problems:
+            object.__setattr__(self, "figures", {})
+
+
+def sample_of(case: str, repeat: int, measure: Callable[[], tuple[Figures, Sequence[str]]]) -> Sample:
+    """Measure once. An error is the problem of this sample, and the other samples stay."""
+    try:
+        found, problems = measure()
+    except Exception as error:  # noqa: BLE001 - whatever one sample meets must not lose the others
+        found, problems = {}, [str(error) if isinstance(error, PipelineError) else repr(error)]
+    return Sample(case=case, repeat=repeat, figures=found, problems=problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

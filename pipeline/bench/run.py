@@ -40,7 +40,7 @@ class BenchResult:
     @property
     def spread(self) -> float | None:
         """The spread of the A/A pair."""
-        first, second = ([self._values(sample, "runs_per_second") for sample in self.of(name)] for name in AA_PAIR)
+        first, second = ([sample.figures.get("runs_per_second", 0.0) for sample in self.of(name)] for name in AA_PAIR)
         return figures.spread(first, second)
 
     def of(self, case: str) -> list[Sample]:
@@ -55,10 +55,6 @@ class BenchResult:
         """Return how a case compares with the one it is compared with; None if one of them has no figure."""
         own, other = self.ranges(case.name).get(case.figure), self.ranges(case.against).get(case.figure)
         return own.median / other.median if own and other and other.median else None
-
-    @staticmethod
-    def _values(sample: Sample, figure: str) -> float:
-        return 0.0 if sample.problems else sample.figures.get(figure, 0.0)
 
 
 def run(

@@ -1,11 +1,14 @@
 """Medians, spread, ratios, counts of the log, the gate and the table of cases: the parts without a server."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.compare import __main__ as compare
 from pipeline.bench import figures, gate
 from pipeline.bench.cases import AA_PAIR, CASES, Case, selected_cases
 from pipeline.bench.counters import count_log, cpu_seconds, postmaster_pid
@@ -34,6 +37,36 @@ def test_a_range_is_the_median_between_the_least_and_the_largest() -> None:
 
 def test_a_case_with_a_closed_gate_has_no_figures() -> None:
     assert figures.ranges([sample("backlog", 0, 100.0), sample("backlog", 1, 100.0, "an order was lost")]) == {}
+
+
+def test_a_closed_gate_does_not_reopen_in_json() -> None:
+    closed = result(*(sample(name, 0, 100.0, "an order was lost") for name in AA_PAIR))
+    assert [one["figures"] for one in as_dict(closed)["samples"]] == [{}, {}]
+    assert closed.spread is None
+    pair = {name: [sample(name, 0, 90.0), sample(name, 1, 100.0, "lost")] for name in (compare.OURS, compare.AGAIN)}
+    pair[compare.AGAIN][0] = sample(compare.AGAIN, 0, 99.0)
+    written = compare.as_dict(
+        compare.Comparison(
+            contenders=compare.contenders()[:2], samples=pair, machine="here", day="today", runs=1, repeats=2
+        )
+    )
+    read = compare.from_dict(compare.contenders(), json.loads(json.dumps(written)))
+    assert read.problems == ["ours: lost", "ours-again: lost"]
+    assert read.ranges(compare.OURS) == {}
+    assert read.spread == 1.1, "of the repeat whose gates were open"
+    assert "100" not in compare.markdown(read)
+
+
+def test_any_error_of_one_sample_is_its_problem() -> None:
+    site: Any = None
+    broken = Case(name="broken", title="", figures=lambda: _time_out(site, 0, 1).figures)
+    assert broken.measure(site, 0, None).problems == ["TimeoutError('late')"]
+    slow = compare.Contender(name="slow", title="", measure=_time_out, against="slow")
+    assert slow.sample(site, 0, 1) == Sample(case="slow", repeat=0, problems=["TimeoutError('late')"])
+
+
+def _time_out(site: Any, repeat: int, runs: int) -> Sample:
+    raise TimeoutError("late")
 
 
 def test_the_spread_is_the_largest_ratio_within_one_repeat() -> None:
