@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.admin.controls import WorkflowControls
-from pipeline.bench import rows
+from pipeline.bench import broker, rows
 from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
 from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, WITNESS_VARIABLE
 from pipeline.chaos.nodes import NodeProcess, celery_command
@@ -29,7 +29,7 @@ from pipeline.domain.values import Actor
 from pipeline.embedded import processes, servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
-from pipeline.store.database import Database
+from pipeline.store.database import Database, identity
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 
@@ -52,7 +52,7 @@ class BenchError(PipelineError):
 
 
 class NotEmptyError(BenchError):
-    """The database holds workflows already."""
+    """The database or the broker is in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +99,10 @@ class Installation:
             return found
 
     def clear(self) -> None:
-        """Remove every row."""
+        """Remove every row. Refuse that if other programs have registered workflows meanwhile."""
         with self._session.cursor() as cursor:
-            rows.clear(cursor)
+            if foreign := rows.clear(cursor):
+                raise _not_empty(foreign)
 
     def copy_finished_run(self, workflow: str, count: int) -> None:
         """Copy a finished run of a workflow so many times."""
@@ -338,7 +339,7 @@ def embedded(home: Path | None = None) -> Iterator[Installation]:
 
 @contextmanager
 def configured(environ: Mapping[str, str] = os.environ) -> Iterator[Installation]:
-    """Measure on the configured servers. Refuse a database that has workflows; leave it empty."""
+    """Measure on the configured servers. Refuse servers that are in use; leave them empty."""
     settings = Settings.load(environ)
     urls = Servers(database_url=settings.database_url, broker_url=settings.broker_url)
     migrate.require_current(Database.connect_unpooled(urls.database_url))
@@ -347,18 +348,43 @@ def configured(environ: Mapping[str, str] = os.environ) -> Iterator[Installation
         closing(Installation(urls, Path(folder), log=None)) as site,
     ):
         refuse_workflows(site)
+        refuse_broker(site)
         try:
             yield site
         finally:
             site.clear()
+            broker.empty_queues(urls.broker_url)
 
 
 def refuse_workflows(site: Installation) -> None:
     """Raise an error if the database has workflows."""
     names = [name for (name,) in site.query("SELECT name FROM pipeline.workflows ORDER BY name LIMIT 3")]
     if names:
-        raise NotEmptyError(
-            f"The configured database holds workflows ({', '.join(names)}), and the benchmark removes every row. "
-            "Expected a migrated database without workflows. Point PIPELINE_DATABASE_URL and PIPELINE_BROKER_URL at an "
-            "empty one, or leave out --here to use servers of the benchmark's own."
-        )
+        raise _not_empty(names)
+
+
+def refuse_broker(site: Installation) -> None:
+    """Raise an error if the broker belongs to another database, or if a queue holds messages."""
+    with site.db.transaction() as tx:
+        owner = broker.foreign_owner(site.urls.broker_url, identity(tx))
+    queues = broker.filled_queues(site.urls.broker_url)
+    if owner is None and not queues:
+        return
+    found = (
+        f"has messages in queues ({', '.join(queues[:3])})"
+        if owner is None
+        else f"belongs to another database, {owner}"
+    )
+    raise NotEmptyError(
+        f"The configured broker {found}, and workers of the benchmark would take its messages. Expected a broker that "
+        "no other program uses. Point PIPELINE_BROKER_URL at a Redis number or a virtual host of its own, or leave out "
+        "--here to use servers of the benchmark's own."
+    )
+
+
+def _not_empty(names: Sequence[str]) -> NotEmptyError:
+    return NotEmptyError(
+        f"The configured database holds workflows ({', '.join(names)}), and the benchmark removes every row. "
+        "Expected a migrated database without workflows. Point PIPELINE_DATABASE_URL and PIPELINE_BROKER_URL at an "
+        "empty one, or leave out --here to use servers of the benchmark's own."
+    )

@@ -5,10 +5,12 @@ A table of a million finished runs is made by copying one: publishing and runnin
 
 from typing import Any
 
+from pipeline.bench.workflow import IDLE, NAMES
 from pipeline.domain.states import DeliveryStatus
 from pipeline.store.schema import metadata
 
 _TABLES = ", ".join(str(table) for table in metadata.sorted_tables)
+_OWN = f"^({'|'.join(NAMES)}|{IDLE}[0-9]+)$"  #: the names of the benchmark's workflows
 _COPY = "copy-"
 ORDER = "order-"  #: the names of orders that were published begin with it, and come after those of copies
 NOT_COPIED = f"e.message_id >= '{ORDER}'"  #: of a row ``e`` of events
@@ -55,9 +57,17 @@ FROM new n JOIN pipeline.deliveries d ON d.event_id = n."order"
 """
 
 
-def clear(cursor: Any) -> None:
-    """Remove every row. The database was empty when the benchmark began."""
-    cursor.execute(f"TRUNCATE {_TABLES} CASCADE")
+def clear(cursor: Any) -> list[str]:
+    """Remove every row, unless there are workflows of other programs: remove nothing then, and return some names."""
+    cursor.execute("BEGIN; LOCK TABLE pipeline.workflows IN ACCESS EXCLUSIVE MODE")
+    try:
+        cursor.execute("SELECT name FROM pipeline.workflows WHERE name !~ %s ORDER BY name LIMIT 3", (_OWN,))
+        foreign = [name for (name,) in cursor.fetchall()]
+        if not foreign:
+            cursor.execute(f"TRUNCATE {_TABLES} CASCADE")
+    finally:
+        cursor.execute("COMMIT")
+    return foreign
 
 
 def copy_finished_run(cursor: Any, workflow: str, count: int) -> None:

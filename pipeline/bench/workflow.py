@@ -136,3 +136,5 @@ many = measured_workflow("many", concurrency=400)
 one = measured_workflow("one")
 batched = measured_workflow("batched", batch=100, concurrency=400)
 zone = measured_workflow("zone", concurrency=10_000)
+IDLE = "idle"  #: the names of workflows without work begin with it, and end with a number
+NAMES = tuple(workflow.name for workflow in (many, one, batched, zone))
