@@ -157,11 +157,11 @@ class Fleet:
     """Running processes, and the orders that were published to them."""
 
     def __init__(self, site: Installation, options: FleetOptions, folder: Path, stack: ExitStack) -> None:
-        self.site, self.folder, self.options = site, folder, options
+        self.site, self.folder = site, folder
         self.witness = folder / "witness"
         self.published: Counter[str] = Counter()  #: orders, by workflow
         self.expected: int | None = None  #: orders that must be done; None: all that were published
-        self._environ = site.environ(options, self.witness)
+        self.configure(options)
         self._stack = stack
         self._last_order = count()
         self.workers = [self.start_worker(n) for n in range(options.workers)]
@@ -169,9 +169,13 @@ class Fleet:
         self._publisher = self._start_publisher()
         self.wait(lambda: all((folder / node.name).exists() for node in self.workers), "the workers to start")
 
+    def configure(self, options: FleetOptions) -> None:
+        """Give the processes that start from now on these options, with their settings."""
+        self._options, self._environ = options, self.site.environ(options, self.witness)
+
     def start_worker(self, number: int) -> NodeProcess:
         """Start a worker; its file of liveness is there once it takes messages."""
-        options = (f"--hostname=worker{number}@bench", f"--concurrency={self.options.concurrency}")
+        options = (f"--hostname=worker{number}@bench", f"--concurrency={self._options.concurrency}")
         return self._start(f"worker{number}", celery_command("worker", *options))
 
     def publish(self, workflow: str, number: int, *payloads: Any) -> list[str]:

@@ -5,6 +5,7 @@ The limits are a tenth above what was counted when they were written. ``pipeline
 
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_latency_begins_before_the_publish_and_ends_after_the_commit(fleet: Flee
     assert [order for order, published, _ in rows if sent[order] + least > published] == []
     # a row has the instant at which its transaction began
     assert [order for order, _, committing in rows if done[order] + most <= committing] == []
+
+
+def test_a_worker_that_starts_later_has_the_settings_of_its_options(fleet: Fleet) -> None:
+    fleet.configure(FleetOptions(concurrency=1, settings={"PIPELINE_MAX_COHORT_SIZE": "7"}))
+    node = fleet.start_worker(9)
+    environ = Path(f"/proc/{node.process.pid}/environ").read_bytes().split(b"\0")
+    node.end()
+    fleet.configure(FleetOptions())
+    assert b"PIPELINE_MAX_COHORT_SIZE=7" in environ
 
 
 def beyond(counted: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, str]:
