@@ -110,14 +110,14 @@ _CASES = (
         name="no-hanging",
         title="two workers, no call hangs",
         load=partial(recovery.drain_hanging, share=False),
-        runs=600,
+        runs=12_000,
         fleet=_TWO,
     ),
     Case(
         name="hanging",
         title="two workers, one call in twenty hangs until its timeout",
         load=partial(recovery.drain_hanging, share=True),
-        runs=600,
+        runs=8000,  # more than 20 s of work: several timeouts, one after the other
         fleet=_TWO,
         against="no-hanging",
     ),
