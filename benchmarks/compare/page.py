@@ -37,6 +37,8 @@ def bench_table(found: Mapping[str, Any]) -> str:
     lines = [f"{found['machine']}.", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for case in found["cases"]:
         ratio = "" if case["ratio"] is None else f"{ratio_text(case['ratio'], found['spread'])} of {case['against']}"
+        if (least := case.get("least_ratio")) is not None:
+            ratio += f"; {least:.2f} in the worst repeat"
         cells = [_cell(case["figures"], names) for names in _GROUPS.values()]
         lines.append(f"| {' | '.join([case['title'], *cells, ratio])} |")
     noise = found["spread"]

@@ -4,7 +4,7 @@ The A/A pair is one case that is measured twice in each repeat. Its spread is th
 repeat. A ratio that is no larger than this spread is noise of the machine: it is not resolved.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -98,6 +98,11 @@ def spread(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Return the largest ratio of an A/A pair within one repeat, at least 1; None without a whole pair."""
     pairs = [(a, b) for a, b in zip(first, second, strict=False) if a > 0 and b > 0]
     return max((max(a / b, b / a) for a, b in pairs), default=None)
+
+
+def least_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """Return the least ratio of two figures over the repeats; None if no repeat has both."""
+    return min((own / other for own, other in pairs if own is not None and other), default=None)
 
 
 def is_resolved(ratio: float, noise: float | None) -> bool:

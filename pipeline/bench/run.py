@@ -56,6 +56,15 @@ class BenchResult:
         own, other = self.ranges(case.name).get(case.figure), self.ranges(case.against).get(case.figure)
         return own.median / other.median if own and other and other.median else None
 
+    def least_ratio(self, case: Case) -> float | None:
+        """Return the least ratio within one repeat, which a median hides; None if one of the cases has no figure."""
+        if self.ratio(case) is None:
+            return None
+        pairs = zip(self.of(case.name), self.of(case.against), strict=False)
+        return figures.least_ratio(
+            (own.figures.get(case.figure), other.figures.get(case.figure)) for own, other in pairs
+        )
+
 
 def run(
     site: Installation,
@@ -117,6 +126,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
                 },
                 "against": case.against or None,
                 "ratio": (ratio := result.ratio(case)),
+                "least_ratio": result.least_ratio(case),
                 "is_resolved": None if ratio is None else figures.is_resolved(ratio, noise),
             }
             for case in result.cases

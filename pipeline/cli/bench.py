@@ -75,6 +75,8 @@ def _print_result(result: BenchResult) -> None:
         ]
         if (ratio := result.ratio(case)) is not None:
             rows.append((f"{case.figure} against {case.against}", figures.ratio_text(ratio, noise)))
+        if (least := result.least_ratio(case)) is not None:
+            rows.append(("the same in the worst repeat", f"{least:.2f}"))
         tables.print_table(case.title, ("per run", "median (least to largest)"), rows)
     lines = [result.machine]
     if noise is not None:

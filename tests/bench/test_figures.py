@@ -187,6 +187,19 @@ def test_a_result_compares_the_pair_and_names_its_problems() -> None:
     assert bad.ranges(AA_PAIR[1]) == {}
 
 
+def test_a_collapse_in_one_repeat_shows() -> None:
+    rates = {"backlog": (100.0, 100.0, 50.0), "batch-100": (900.0, 90.0, 800.0)}
+    samples = [
+        Sample(case=name, repeat=repeat, figures={"events_per_second": rate})
+        for name, of in rates.items()
+        for repeat, rate in enumerate(of)
+    ]
+    found = result(*samples)
+    assert (found.ratio(CASES["batch-100"]), found.least_ratio(CASES["batch-100"])) == (8.0, 0.9)
+    assert as_dict(found)["cases"][1]["least_ratio"] == 0.9
+    assert found.least_ratio(CASES["backlog"]) is None
+
+
 def test_a_plot_has_a_bar_for_each_case(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
     write_plot(file, result(*(sample(name, 0, 100.0) for name in AA_PAIR)))
