@@ -4,10 +4,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from pipeline.background import rescuer
 from pipeline.domain.errors import (
@@ -294,3 +296,11 @@ def test_an_indeterminate_mutation_blocks_a_workflow_that_changed_from_contain_t
     assert status_of(db) == "paused"
     with pytest.raises(UnresolvedError), db.transaction() as tx:
         workflows.resume(tx, "billing", SOMEBODY)
+
+
+def test_a_commit_that_breaks_another_rule_of_the_schema_keeps_its_own_error(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.EMITTING)
+    with pytest.raises(IntegrityError, match="cost_is_not_negative"), db.transaction() as tx:
+        runs.commit(tx, [RunOutput(lease=held(run), cost=Decimal(-1))])
