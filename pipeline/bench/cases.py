@@ -117,7 +117,7 @@ _CASES = (
         name="hanging",
         title="two workers, one call in twenty hangs until its timeout",
         load=partial(recovery.drain_hanging, share=True),
-        runs=8000,  # more than 20 s of work: several timeouts, one after the other
+        runs=9500,  # about 20 s of work: several timeouts, one after the other
         fleet=_TWO,
         against="no-hanging",
     ),
