@@ -25,8 +25,8 @@ from pipeline.bench.installation import Installation
 from pipeline.bench.plot import svg
 from pipeline.bench.run import describe_machine, measuring_order
 
-OURS, AGAIN, LIGHT, SLOW = "ours", "ours-again", "light ours", "ours-20ms"
-LIGHT_RUNS = 160
+OURS, AGAIN, LIGHT, SLOW, ONE, CHAIN = "ours", "ours-again", "light ours", "ours-20ms", "ours-one", "chain"
+LIGHT_RUNS, ONE_RUNS = 160, 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class Contender:
     measure: Callable[[Installation, int, int], Sample]
     against: str  #: which of ours it is compared with
     figure: str = "runs_per_second"
+    peer: str = ""  #: for one of ours that has a peer of its own
 
     def sample(self, site: Installation, repeat: int, runs: int) -> Sample:
         """Measure once. An error is the problem of this sample."""
@@ -59,6 +60,13 @@ def contenders() -> list[Contender]:
         Contender(name=OURS, title="ours, 1 worker with 2 processes", measure=_ours("backlog"), against=OURS),
         Contender(name=AGAIN, title="the same again (A/A)", measure=_ours("backlog"), against=OURS),
         Contender(name=SLOW, title="ours, 20 ms call", measure=_ours("call-20ms"), against=SLOW),
+        Contender(
+            name=ONE,
+            title="ours, Workflow(concurrency=1)",
+            measure=lambda site, repeat, runs: _ours("concurrency-1")(site, repeat, min(runs, ONE_RUNS)),
+            against=ONE,
+            peer=CHAIN,
+        ),
         Contender(name="pgbench", title="pgbench, 4 commits, 8 clients", measure=drain_pgbench, against=OURS),
     ]
     backlog += [
@@ -104,13 +112,14 @@ class Comparison:
     def ranges(self, name: str) -> dict[str, figures.Range]:
         return figures.ranges(self.samples.get(name, ()))
 
-    def ratio(self, contender: Contender) -> str:
+    def ratio(self, contender: Contender, figure: str = "") -> str:
         """Return ours divided by the other: above one, ours has more."""
-        own = self.ranges(contender.against).get(contender.figure)
-        other = self.ranges(contender.name).get(contender.figure)
-        if own is None or other is None or contender.name == contender.against:
+        compared = contender.peer or contender.name
+        own, other = (self.ranges(name).get(figure or contender.figure) for name in (contender.against, compared))
+        if own is None or other is None or compared == contender.against:
             return ""
-        return figures.ratio_text(own.median / other.median, self.spread)
+        text = figures.ratio_text(own.median / other.median, self.spread)
+        return f"{text} (of {compared})" if contender.peer else text
 
     def rows(self, figure: str) -> list[tuple[str, ...]]:
         """Return the rows of the table of a backlog or of light load."""
@@ -122,14 +131,16 @@ class Comparison:
                 texts = [
                     ranges[name].text(figures.FIGURES[name].digits) if name in ranges else "none" for name in shown
                 ]
-                found.append((contender.title, *texts, self.ratio(contender)))
+                ratios = [self.ratio(contender, name) for name in RATIOS[figure]]
+                found.append((contender.title, *texts, *ratios))
         return found
 
 
 HEADS = {
     "runs_per_second": ("backlog, one order per run", "runs/s", "worker CPU ms per run", "ours / it"),
-    "p50_ms": ("20 orders a second", "p50 ms", "p95 ms", "p99 ms", "ours / it, p50"),
+    "p50_ms": ("20 orders a second", "p50 ms", "p95 ms", "p99 ms", "ours / it, p50", "ours / it, p99"),
 }
+RATIOS = {"runs_per_second": ("runs_per_second",), "p50_ms": ("p50_ms", "p99_ms")}
 
 
 def compare(site: Installation, chosen: Sequence[Contender], runs: int, repeats: int) -> Comparison:
@@ -238,7 +249,8 @@ def main() -> int:
     parser.add_argument("--read", type=Path, help="measure nothing: show the samples of this JSON file")
     options = parser.parse_args()
     names = {name.strip() for name in options.only.split(",") if name.strip()}
-    chosen = [one for one in known if not names or one.name in names | {OURS, AGAIN}]
+    wanted = names | {OURS, AGAIN} | {one.peer for one in known if one.name in names}
+    chosen = [one for one in known if not names or one.name in wanted]
     if options.read:
         result = from_dict(known, json.loads(options.read.read_text()))
     else:

@@ -1,4 +1,4 @@
-"""The table of peers, and how one is measured: preload, start, wait for the last order, check the witness."""
+"""The table of peers, and how one is measured: warm up, preload, wait for the last order, check the witness."""
 
 import json
 import os
@@ -25,7 +25,8 @@ from pipeline.embedded import binaries, processes
 
 ROOT = Path(__file__).parents[2]
 RATE = 20.0
-_WARM_UP = 30
+_WARM_UP = 200  #: runs before anything is measured, as for ours
+_PRELOAD_TIMEOUT = 120.0
 _numbers = count()
 _FOUR_COMMITS = """\
 INSERT INTO compare_runs DEFAULT VALUES RETURNING id \\gset
@@ -55,26 +56,22 @@ class Peer:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def drain(self, site: Installation, repeat: int, runs: int) -> Sample:
-        """Preload so many orders, then start the workers: runs per second from the first step to the last commit."""
+        """Warm up, preload so many orders while the workers stand still: runs per second until the last commit."""
         with self._engine(site) as engine:
-            orders = engine.orders(runs)
-            engine.enqueue(orders)
-            engine.start_workers(self.processes)
-            engine.wait(lambda: engine.count("begun") > 0, "the first step")
-            before = cpu_seconds(*engine.pids)
-            engine.wait(lambda: engine.count("done") >= runs, f"{runs} orders of {self.name}")
+            warm, orders = engine.warm_up(), engine.orders(runs, _WARM_UP)
+            with engine.suspended():
+                engine.enqueue(orders)
+                before, begun = cpu_seconds(*engine.pids), time.monotonic()
+            engine.wait(lambda: engine.count("done") >= _WARM_UP + runs, f"{runs} orders of {self.name}")
             after = cpu_seconds(*engine.pids)
-            seconds = max(engine.instants("done").values()) - min(map(float, engine.lines("begun")))
+            seconds = max(engine.instants("done").values()) - begun
             figures = {"runs_per_second": runs / seconds, "worker_cpu_ms": (after - before) * 1000 / runs}
-            return Sample(case=self.name, repeat=repeat, figures=figures, problems=engine.problems(orders))
+            return Sample(case=self.name, repeat=repeat, figures=figures, problems=engine.problems([*warm, *orders]))
 
     def pace(self, site: Installation, repeat: int, runs: int) -> Sample:
         """Enqueue at a rate on running workers: milliseconds from enqueueing to the last commit."""
         with self._engine(site) as engine:
-            engine.start_workers(self.processes)
-            warm, orders, pause = engine.orders(_WARM_UP), engine.orders(runs, _WARM_UP), threading.Event()
-            engine.enqueue(warm)
-            engine.wait(lambda: engine.count("done") >= _WARM_UP, "the warm-up")
+            warm, orders, pause = engine.warm_up(), engine.orders(runs, _WARM_UP), threading.Event()
             begun = time.monotonic()
             for n, order in enumerate(orders):
                 pause.wait(max(0.0, begun + n / RATE - time.monotonic()))
@@ -161,6 +158,33 @@ class Engine:
                     environ=self._environ,
                 )
             )
+
+    def warm_up(self) -> list[str]:
+        """Start the workers, and let them do some orders. Return these."""
+        self.start_workers(self._peer.processes)
+        orders = self.orders(_WARM_UP)
+        self.enqueue(orders)
+        self.wait(lambda: self.count("done") >= _WARM_UP, "the warm-up")
+        return orders
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let the workers stand still in this block, but no longer than a preload may take: they may hold a lock."""
+        timer = threading.Timer(_PRELOAD_TIMEOUT, self._signal, [signal.SIGCONT])
+        self._signal(signal.SIGSTOP)
+        timer.start()
+        try:
+            yield
+        finally:
+            is_late = timer.finished.is_set()
+            timer.cancel()
+            self._signal(signal.SIGCONT)
+        if is_late:
+            raise BenchError(f"The preload of {self._peer.name} took more than {_PRELOAD_TIMEOUT:g} s.")
+
+    def _signal(self, number: int) -> None:
+        for process in self._workers:
+            os.killpg(process.pid, number)
 
     def lines(self, name: str) -> list[str]:
         file = self._folder / name

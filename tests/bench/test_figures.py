@@ -18,6 +18,8 @@ from pipeline.bench.plot import write_plot
 from pipeline.bench.run import BenchResult, as_dict, measuring_order
 from pipeline.domain.errors import InvalidInputError
 
+PEER = "light chain-ledger"
+
 
 def sample(case: str, repeat: int, rate: float, *problems: str) -> Sample:
     return Sample(case=case, repeat=repeat, figures={"runs_per_second": rate}, problems=problems)
@@ -55,6 +57,19 @@ def test_a_closed_gate_does_not_reopen_in_json() -> None:
     assert read.ranges(compare.OURS) == {}
     assert read.spread == 1.1, "of the repeat whose gates were open"
     assert "100" not in compare.markdown(read)
+
+
+def test_a_comparison_shows_the_ratios_of_p99_and_of_one_run_at_a_time() -> None:
+    known = [one for one in compare.contenders() if one.name in {compare.ONE, compare.CHAIN, compare.LIGHT, PEER}]
+    rates = {compare.ONE: 50.0, compare.CHAIN: 200.0}
+    waits = {compare.LIGHT: (10.0, 60.0), PEER: (20.0, 30.0)}
+    samples = {name: [sample(name, 0, rate)] for name, rate in rates.items()} | {
+        name: [Sample(case=name, repeat=0, figures={"p50_ms": p50, "p99_ms": p99})]
+        for name, (p50, p99) in waits.items()
+    }
+    found = compare.Comparison(contenders=known, samples=samples, machine="here", day="today", runs=1, repeats=1)
+    assert [row[-1] for row in found.rows("runs_per_second")] == ["0.25, not resolved (of chain)", ""]
+    assert [row[-2:] for row in found.rows("p50_ms")] == [("", ""), ("0.50, not resolved", "2.00, not resolved")]
 
 
 def test_any_error_of_one_sample_is_its_problem() -> None:
