@@ -10,6 +10,7 @@ from pipeline.bench.installation import Fleet, FleetOptions, Installation
 from pipeline.domain.errors import InvalidInputError
 
 _ONE, _TWO = FleetOptions(), FleetOptions(workers=2)
+_WIDE = FleetOptions(workers=2, settings={"PIPELINE_MUTATION_CONCURRENCY": "250"})
 _NONE = FleetOptions(workers=0)
 
 
@@ -111,14 +112,14 @@ _CASES = (
         title="two workers, no call hangs",
         load=partial(recovery.drain_hanging, share=False),
         runs=12_000,
-        fleet=_TWO,
+        fleet=_WIDE,
     ),
     Case(
         name="hanging",
         title="two workers, one call in twenty hangs until its timeout",
         load=partial(recovery.drain_hanging, share=True),
         runs=9500,  # about 20 s of work: several timeouts, one after the other
-        fleet=_TWO,
+        fleet=_WIDE,
         against="no-hanging",
     ),
     Case(

@@ -23,19 +23,19 @@ _ANSWERED = """
 SELECT extract(epoch FROM d.created_at - m.sent_at)::float
 FROM pipeline.mutations m
 JOIN pipeline.events d ON d.workflow = m.workflow AND d.topic = %s AND d.message_id = m.params->'orders'->>0
-WHERE m.workflow = 'many' AND m.params->'hangs' = 'false' AND m.created_at >= %s
+WHERE m.workflow = 'wide' AND m.params->'hangs' = 'false' AND m.created_at >= %s
 """
 _IN_FLIGHT = "SELECT count(*) FROM pipeline.mutations WHERE status = %s"
 
 
 def drain_hanging(fleet: Fleet, orders: int, *, share: bool) -> dict[str, float]:
     """Drain a backlog of which one call in twenty hangs, or none. Orders with an answer count."""
-    warm_up(fleet, "many")
+    warm_up(fleet, "wide")
     calls: list[Any] = [{"hangs": share and n == 0} for n in range(_ONE_OF_TWENTY)]
-    names = fleet.preload("many", orders, *calls)
+    names = fleet.preload("wide", orders, *calls)
     answered = [name for n, name in enumerate(names) if not calls[n % _ONE_OF_TWENTY]["hangs"]]
     ((since,),), begun = fleet.site.query("SELECT clock_timestamp()"), time.monotonic()
-    fleet.release("many")
+    fleet.release("wide")
     fleet.wait_until_done()
     waited = [seconds for (seconds,) in fleet.site.query(_ANSWERED, DONE, since)]
     return {
