@@ -9,6 +9,7 @@ import redis
 
 from pipeline.bench import broker
 from pipeline.bench.installation import Installation, NotEmptyError, refuse_broker, refuse_workflows
+from pipeline.bench.workflow import NAMES
 from pipeline.domain.states import Phase
 from pipeline.domain.values import NewEvent
 from pipeline.embedded.servers import Servers
@@ -43,7 +44,7 @@ def test_a_database_with_workflows_is_refused_and_left_alone(site: Installation)
     site.register()
     with pytest.raises(NotEmptyError, match=r"holds workflows \(batched, many, one\), and the benchmark removes every"):
         refuse_workflows(site)
-    assert site.query("SELECT count(*) FROM pipeline.workflows") == [(4,)]
+    assert site.query("SELECT count(*) FROM pipeline.workflows") == [(len(NAMES),)]
     site.clear()
     refuse_workflows(site)
 
@@ -53,7 +54,7 @@ def test_rows_stay_if_another_program_registered_a_workflow_meanwhile(site: Inst
     a_workflow(db)
     with pytest.raises(NotEmptyError, match=r"holds workflows \(billing\)"):
         site.clear()
-    assert site.query("SELECT count(*) FROM pipeline.workflows") == [(5,)]
+    assert site.query("SELECT count(*) FROM pipeline.workflows") == [(len(NAMES) + 1,)]
 
 
 def test_a_broker_of_this_database_without_messages_is_accepted(
