@@ -27,16 +27,13 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> None:
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         app(args=[*arguments])
-    except SettingsError as error:
-        problem.print(str(error))
-        sys.exit(EXIT_USAGE)
     except SchemaVersionError as error:
         problem.print(str(error))
         sys.exit(EXIT_DATABASE)
     except DBAPIError as error:
         problem.print(_describe_database_error(error))
         sys.exit(EXIT_DATABASE)
-    except PipelineError as error:
+    except (SettingsError, PipelineError) as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)
 

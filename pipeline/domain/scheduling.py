@@ -29,7 +29,7 @@ class WorkflowFacts:
     maintenance: bool
     blocks: int
     concurrency: int
-    active_runs: int  #: active runs
+    active_runs: int  #: each takes a place
     has_waiting: bool = False  #: with concurrency 1: a run waits for approval or a retry, and nothing overtakes it
 
     @classmethod

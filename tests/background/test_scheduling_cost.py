@@ -156,3 +156,15 @@ def test_no_session_is_opened_for_nothing(db: Database) -> None:
     before = rows(db, "SELECT * FROM pipeline.sessions")
     run.scheduler.schedule(["shop"])
     assert rows(db, "SELECT * FROM pipeline.sessions") == before
+
+
+def test_behind_a_backlog_few_places_wait_for_others(db: Database) -> None:
+    run = Shop(concurrency=16).started(db, 40)
+    run.scheduler.gather_time = timedelta(minutes=5)
+    run.scheduler.schedule(["shop"])
+    run.deliver(run.messages.popleft())
+    run.scheduler._backlogged.add("shop")
+    assert costs(run, lambda: run.scheduler.schedule_due({"shop"}, ended=1)) == [], "asks and starts nothing"
+    assert costs(run, lambda: run.scheduler.schedule_due({"shop"}, ended=2)), "an eighth of the places is worth a start"
+    run.scheduler.gather_time = timedelta(0)
+    assert costs(run, lambda: run.scheduler.schedule_due({"shop"}, ended=1)), "after a while one place is worth it"

@@ -28,7 +28,10 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
     assert "publish" in capsys.readouterr().err
 
 
-def test_a_command_behind_an_option_with_a_value_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_behind_an_option_with_a_value_is_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIPELINE_DATABASE_URL", "")  # the command sets it, and the end of the test restores it
     with pytest.raises(SystemExit, match="0"):
         main(["--database-url", "postgresql://nowhere/x", "runs", "--help"])
     assert "newest first" in capsys.readouterr().out

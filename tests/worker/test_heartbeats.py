@@ -14,6 +14,7 @@ from pipeline.store.database import Database
 from pipeline.tasks.process import WorkerProcess
 from pipeline.worker.leases import Leases
 from tests.factories import LEASE, a_run, a_workflow, held, some_events, the_run
+from tests.support.statement_events import Listener, observed
 from tests.support.table_reads import one
 
 
@@ -93,4 +94,18 @@ def test_a_heartbeat_later_than_a_lease_lasts_is_logged(db: Database, caplog: py
     leases.heartbeat()
     assert "the leases of 1 runs were extended" in caplog.text
     assert "0 of them were taken from this process" in caplog.text
+    leases.hand_back_all()
+
+
+def test_a_heartbeat_that_fails_in_any_way_is_tried_again(db: Database) -> None:
+    run, _ = two_runs(db)
+    leases = holding(db, run)
+
+    def fail(*_: object) -> None:
+        raise ValueError("filedescriptor out of range in select()")
+
+    with observed(db, Listener(before=fail)):
+        assert not leases.heartbeat()
+    assert leases.heartbeat()
+    assert leases.is_held(held(run))
     leases.hand_back_all()
