@@ -94,7 +94,7 @@ demo: setup ## run a whole system with a workload and print a summary
 	$(PY) -m tools.demo
 
 RESOLVE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
-COMPILE := $(RESOLVE) pyproject.toml --extra http --extra otel
+COMPILE := $(RESOLVE) pyproject.toml --extra http --extra otel --extra console --extra oidc
 
 lock: setup ## resolve the dependencies again: all of them, those of the image, and what builds it
 	$(COMPILE) --extra servers --group dev -o requirements.lock
