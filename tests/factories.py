@@ -6,9 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.domain.failures import Failure, FailureKind
-from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import Evidence, Phase, PhaseTask
+from pipeline.domain.states import EventId, Evidence, Fence, Phase, PhaseTask, RunId
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,

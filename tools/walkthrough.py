@@ -14,8 +14,7 @@ from rich.table import Table
 
 from pipeline.background import rescuer
 from pipeline.domain.idempotency import effect_id
-from pipeline.domain.ids import EventId, Fence, RunId
-from pipeline.domain.states import PhaseTask
+from pipeline.domain.states import EventId, Fence, PhaseTask, RunId
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from pipeline.admin import lookup
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
-from pipeline.domain.ids import EventId
-from pipeline.domain.states import DeliveryStatus
+from pipeline.domain.states import DeliveryStatus, EventId
 from pipeline.domain.values import Actor, EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings

@@ -19,9 +19,8 @@ from pipeline.admin.given_results import GivenResult, Operations
 from pipeline.connectors.sdk import Grade
 from pipeline.domain.declared_results import DeclaredResult
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
-from pipeline.domain.ids import MutationId
 from pipeline.domain.mutation_state import state_token
-from pipeline.domain.states import MutationStatus
+from pipeline.domain.states import MutationId, MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work

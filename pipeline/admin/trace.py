@@ -14,7 +14,7 @@ from pipeline.admin import lookup
 from pipeline.admin.events import runs_of
 from pipeline.admin.runs import sequel_text
 from pipeline.domain.errors import InvalidInputError, NotFoundError, quantity
-from pipeline.domain.ids import RunId
+from pipeline.domain.states import RunId
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow

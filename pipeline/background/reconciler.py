@@ -22,7 +22,6 @@ from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.domain.errors import PipelineError, QuietPeriodError
 from pipeline.domain.failures import classify
-from pipeline.domain.ids import MutationId
 from pipeline.domain.reconciliation import (
     Applied,
     CallDecision,
@@ -35,7 +34,7 @@ from pipeline.domain.reconciliation import (
     monitor_delay,
     reconcile_delay,
 )
-from pipeline.domain.states import Evidence, MutationStatus, Resolver
+from pipeline.domain.states import Evidence, MutationId, MutationStatus, Resolver
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, AppliedMutation, FailedMutation, Limits
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, work

@@ -18,8 +18,7 @@ from pipeline.background.messages import SweepReport
 from pipeline.background.reconciler import DispatchReconcile, dispatch_in_sets
 from pipeline.background.scheduler import Scheduler
 from pipeline.domain.errors import PipelineError
-from pipeline.domain.ids import RunId
-from pipeline.domain.states import MutationStatus
+from pipeline.domain.states import MutationStatus, RunId
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_disconnected, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.store.rows import RunOfWorkflowRow

@@ -15,7 +15,7 @@ from pipeline.background.notifier import LogNotifier, Notifier
 from pipeline.background.reconciler import DispatchReconcile, Reconciler
 from pipeline.background.rescuer import Rescuer
 from pipeline.background.scheduler import Scheduler
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads.invariants import NO_ORPHANED_RESERVATION
 from pipeline.store.rows import SlotRow

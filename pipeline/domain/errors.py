@@ -27,7 +27,7 @@ from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
-from pipeline.domain.ids import EventId
+from pipeline.domain.states import EventId
 
 
 class PipelineError(Exception):

@@ -13,9 +13,8 @@ from typing import assert_never
 
 from pipeline.domain.boundary import Disposition, InputAction, Side, disposition_of, side_of
 from pipeline.domain.errors import AuthError, EventError, LogicError, PipelineError, ReservationError, TransientError
-from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunStatus
+from pipeline.domain.states import EventId, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnExhausted, OnLogicError, OnUncertain
 
 

@@ -1,8 +1,17 @@
-"""States of runs, mutations and deliveries, and the moves between them."""
+"""Ids and states of runs, mutations and deliveries, and the moves between them."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NewType
+from uuid import UUID
+
+RunId = NewType("RunId", UUID)
+MutationId = NewType("MutationId", UUID)
+SessionId = NewType("SessionId", UUID)
+EventId = NewType("EventId", int)
+HandlerId = NewType("HandlerId", int)
+Fence = NewType("Fence", int)
 
 
 class Phase(StrEnum):

@@ -10,10 +10,9 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.domain.failures import Failure
-from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.states import Evidence, Resolver
+from pipeline.domain.states import EventId, Evidence, Fence, MutationId, Resolver, RunId
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     HandlerKind,

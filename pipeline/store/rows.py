@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
+from pipeline.domain.states import EventId, Fence, MutationId, RunId, SessionId
 from pipeline.store.schema import (
     AfterFailedMutationText,
     BreakerRow,

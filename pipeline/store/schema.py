@@ -20,9 +20,20 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
-from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
 from pipeline.domain.renames import NameKind
-from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
+from pipeline.domain.states import (
+    DeliveryStatus,
+    EventId,
+    Fence,
+    MutationId,
+    MutationOutcome,
+    MutationStatus,
+    Phase,
+    Resolver,
+    RunId,
+    RunStatus,
+    SessionId,
+)
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     BlockKind,

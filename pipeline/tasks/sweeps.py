@@ -4,7 +4,7 @@ from datetime import datetime
 from uuid import UUID
 
 from pipeline.celery import app
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.tasks.process import current_process
 
 

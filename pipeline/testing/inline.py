@@ -15,9 +15,8 @@ from pipeline.background.messages import DispatchMessage
 from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import DUTIES, Sweeps
 from pipeline.connectors.sdk import Connector
-from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import json_payload
-from pipeline.domain.states import PhaseTask, chained_tasks
+from pipeline.domain.states import MutationId, PhaseTask, chained_tasks
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database, Statement
 from pipeline.store.rows import EventIdRow, HandlerStateRow, NamedDeliveryRow, NamedRunRow

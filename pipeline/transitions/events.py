@@ -10,9 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError, StaleWriteError
-from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
-from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
+from pipeline.domain.states import DeliveryStatus, EventId, MutationStatus, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
 from pipeline.store.database import Statement, Transaction, encode_row_parts, encode_rows
 from pipeline.store.reads import work

@@ -15,9 +15,8 @@ from typing import Any
 
 from pipeline.domain import idempotency
 from pipeline.domain.idempotency import SentKey
-from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import checked_json
-from pipeline.domain.states import MutationStatus
+from pipeline.domain.states import MutationId, MutationStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor
 from pipeline.store.database import Transaction
 from pipeline.store.reads import ledger, work

@@ -19,9 +19,8 @@ from pipeline.domain.errors import (
     QuietPeriodError,
     StaleWriteError,
 )
-from pipeline.domain.ids import Fence, MutationId, RunId
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
-from pipeline.domain.states import MutationStatus, Phase
+from pipeline.domain.states import Fence, MutationId, MutationStatus, Phase, RunId
 from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutation, Limits, Request, RunLease
 from pipeline.domain.workflows import AfterFailedMutation
 from pipeline.store.database import Transaction

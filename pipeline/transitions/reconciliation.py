@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
 
-from pipeline.domain.ids import MutationId, RunId
 from pipeline.domain.payloads import storable_text
+from pipeline.domain.states import MutationId, RunId
 from pipeline.domain.values import Actor
 from pipeline.domain.workflows import BlockKind, OnUncertain
 from pipeline.store.database import Transaction, encode_rows

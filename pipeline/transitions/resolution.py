@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.domain.errors import NotFoundError, StaleWriteError, StateChangedError
-from pipeline.domain.ids import MutationId
 from pipeline.domain.mutation_state import state_changes
 from pipeline.domain.payloads import checked_name, storable_text
-from pipeline.domain.states import Evidence, MutationStatus, Resolver
+from pipeline.domain.states import Evidence, MutationId, MutationStatus, Resolver
 from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work

@@ -17,9 +17,8 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
-from pipeline.domain.ids import RunId
 from pipeline.domain.payloads import checked_json
-from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunStatus
+from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunId, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease, RunOutput
 from pipeline.store.database import Statement, Transaction, encode_rows
 from pipeline.store.functions import COMMIT_OWNS_INPUTS

@@ -7,7 +7,7 @@ whose runs have all committed.
 from collections.abc import Sequence
 from uuid import UUID
 
-from pipeline.domain.ids import SessionId
+from pipeline.domain.states import SessionId
 from pipeline.domain.workflows import SessionResult
 from pipeline.store.database import Transaction
 from pipeline.store.writes import sessions as session_store

@@ -11,9 +11,8 @@ from uuid import UUID
 
 from pipeline.domain.boundary import Side, side_of
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError
-from pipeline.domain.ids import RunId
 from pipeline.domain.scheduling import HoldReason, WorkflowFacts, hold_reason
-from pipeline.domain.states import MutationOutcome, MutationStatus, Phase
+from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunId
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work

@@ -14,9 +14,8 @@ from pipeline.consumer_engine.bounded import FinishedCall, StepRunner
 from pipeline.domain.costs import total_cost
 from pipeline.domain.errors import TransientError
 from pipeline.domain.failures import Failure
-from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
-from pipeline.domain.states import Resolver
+from pipeline.domain.states import Fence, MutationId, Resolver
 from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunFailure, RunLease
 from pipeline.store.rows import SentMutationRow
 from pipeline.telemetry import metrics

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from pipeline.domain.ids import Fence, RunId
+from pipeline.domain.states import Fence, RunId
 from pipeline.domain.values import RunLease
 from pipeline.store.database import Database
 from pipeline.transitions import runs

@@ -16,10 +16,9 @@ from typing import Any
 from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
-from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.scheduling import clamp_wake_at, next_slot
-from pipeline.domain.states import MutationOutcome
+from pipeline.domain.states import EventId, Fence, MutationOutcome, RunId
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, Reservation, RunLease, RunOutput
 from pipeline.domain.values import PreparedRun as Plan
 from pipeline.store.database import Database

@@ -19,8 +19,7 @@ from uuid import UUID
 
 from pipeline.domain.errors import OutdatedCodeError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
-from pipeline.domain.ids import RunId
-from pipeline.domain.states import PhaseTask
+from pipeline.domain.states import PhaseTask, RunId
 from pipeline.domain.values import PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.domain.workflows import can_overtake
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, Transaction, is_lock_timeout, is_transient

@@ -24,9 +24,8 @@ from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, Step
 from pipeline.domain.errors import IllegalTransitionError, LogicError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.idempotency import effect_id
-from pipeline.domain.ids import RunId
 from pipeline.domain.reconciliation import CallDecision, CallError, CallFacts, NextAction, decide
-from pipeline.domain.states import MutationStatus
+from pipeline.domain.states import MutationStatus, RunId
 from pipeline.domain.values import Actor, AppliedMutation, Request, RunFailure, RunLease
 from pipeline.store.database import Database, Transaction, is_transient
 from pipeline.store.reads import work

@@ -19,8 +19,8 @@ from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.costs import checked_cost, total_cost
 from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
-from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import json_copy, json_payload
+from pipeline.domain.states import EventId
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, checked_header, header_of
 from pipeline.telemetry import phase_observer
 from pipeline.telemetry.tracing import spans

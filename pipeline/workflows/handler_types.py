@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from pipeline.domain.ids import EventId
+from pipeline.domain.states import EventId
 from pipeline.domain.values import EventHeader
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.reads import invariants, work
 from pipeline.testing import CrashPoint

@@ -11,8 +11,7 @@ from pipeline.admin import provider_export
 from pipeline.admin import resolutions as module
 from pipeline.admin.resolutions import KEY, MutationFilter, Resolutions
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import MutationId
-from pipeline.domain.states import Evidence, Phase
+from pipeline.domain.states import Evidence, MutationId, Phase
 from pipeline.domain.values import FailedMutation
 from pipeline.domain.workflows import OnUncertain
 from pipeline.store.database import Database

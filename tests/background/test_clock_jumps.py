@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.background import redispatcher, rescuer
 from pipeline.domain.errors import QuietPeriodError
-from pipeline.domain.ids import MutationId
-from pipeline.domain.states import Phase
+from pipeline.domain.states import MutationId, Phase
 from pipeline.store.database import Database, Statement, Transaction, interval
 from pipeline.store.reads import invariants
 from pipeline.testing import Does

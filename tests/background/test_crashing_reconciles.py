@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import Backoff, ReconcilePolicy
 from pipeline.background.reconciler import Reconciler
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
 from pipeline.testing import Does, Inline, RecordedEffect, assert_consumed, scripted

@@ -8,8 +8,8 @@ from sqlalchemy import text
 
 from pipeline import ReconcilePolicy, Retention, Workflow
 from pipeline.background.reconciler import Reconciler
-from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import BreakerPolicy
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
 from pipeline.testing import Does, Inline, RecordedEffect, scripted

@@ -8,8 +8,8 @@ import pytest
 from pipeline import Backoff, ReconcilePolicy
 from pipeline.background.notifier import Notice
 from pipeline.domain.errors import IllegalTransitionError
-from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.testing import Does, Inline, RecordedEffect, assert_consumed, assert_deliveries, scripted

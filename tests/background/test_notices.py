@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.background import notifier
 from pipeline.background.notifier import Notice
-from pipeline.domain.ids import EventId
+from pipeline.domain.states import EventId
 from pipeline.store.database import Database
 from pipeline.testing import Inline
 from pipeline.testing.inline import TESTER

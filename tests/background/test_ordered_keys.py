@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline import PrepareResult, Workflow
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, scripted
 from pipeline.testing.inline import TESTER

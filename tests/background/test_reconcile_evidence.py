@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.inline import TESTER

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.background.sweeps import PERIODS
 from pipeline.domain.errors import IllegalTransitionError, QuietPeriodError
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, assert_runs, scripted
 from pipeline.testing.inline import TESTER

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline import ReconcilePolicy
 from pipeline.background.messages import ReconcileMessage
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.inline import TESTER

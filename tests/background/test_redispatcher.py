@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipeline import Workflow
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.testing import Does, Inline, scripted

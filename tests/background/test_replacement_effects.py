@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import Applied, Call, Connector, NotFound, ReconcilePolicy, Retry, Verdict, Workflow, mutation
-from pipeline.domain.ids import MutationId
+from pipeline.domain.states import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.testing import Inline

@@ -14,8 +14,7 @@ from sqlalchemy import text
 from pipeline.background import reconciler, rescuer
 from pipeline.background.messages import SweepReport
 from pipeline.background.reconciler import Reconciler
-from pipeline.domain.ids import MutationId
-from pipeline.domain.states import Phase, PhaseTask
+from pipeline.domain.states import MutationId, Phase, PhaseTask
 from pipeline.store.database import Database, Transaction
 from pipeline.testing import CrashPoint, Inline, assert_consumed
 from pipeline.transitions import runs, starts, stops

@@ -14,10 +14,9 @@ from pipeline.background.messages import DispatchMessage
 from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import PERIODS, Sweeps
 from pipeline.connectors.sdk import Call, Connector, mutation
-from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, ReconcilePolicy
 from pipeline.domain.reconciliation import Applied, NotFound, Retry
-from pipeline.domain.states import Phase
+from pipeline.domain.states import MutationId, Phase
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.transitions import runs

@@ -4,8 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from pipeline.domain.failures import Failure, FailureKind
-from pipeline.domain.ids import EventId, MutationId
-from pipeline.domain.states import Evidence, Phase
+from pipeline.domain.states import EventId, Evidence, MutationId, Phase
 from pipeline.domain.values import Actor, FailedMutation, HandlerSpec, NewEvent, RunFailure, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database

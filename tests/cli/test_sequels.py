@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import MutationId
-from pipeline.domain.states import Evidence, Phase, Resolver
+from pipeline.domain.states import Evidence, MutationId, Phase, Resolver
 from pipeline.domain.values import AppliedMutation, FailedMutation
 from pipeline.store.database import Database
 from pipeline.transitions import mutations

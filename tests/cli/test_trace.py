@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from pipeline.domain.ids import EventId
-from pipeline.domain.states import Phase, PhaseTask
+from pipeline.domain.states import EventId, Phase, PhaseTask
 from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservation, TopicSpec, WorkflowSpec
 from pipeline.store.database import Database
 from pipeline.store.reads import work

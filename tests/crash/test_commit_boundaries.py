@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.states import EventId
 from pipeline.store.database import Database
 from pipeline.transitions import registration
 from tests.factories import IN, NO_PAUSE, OUT, a_workflow, event_status, some_events

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.domain.ids import EventId
+from pipeline.domain.states import EventId
 from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants

@@ -30,7 +30,7 @@ from pipeline.domain.errors import (
     UnresolvedError,
     UnsupportedSchemaError,
 )
-from pipeline.domain.ids import EventId
+from pipeline.domain.states import EventId
 
 ONE, TWO = UUID(int=1), UUID(int=2)
 

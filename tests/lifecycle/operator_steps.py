@@ -8,8 +8,8 @@ from hypothesis.stateful import precondition, rule
 
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.scheduling import DueReason
+from pipeline.domain.states import EventId, Fence, MutationId, RunId
 from pipeline.domain.values import NewEvent, RunFailure, RunLease, RunOutput
 from pipeline.transitions import events, resolution, runs, stops, workflows
 from tests.factories import LEASE, SOMEBODY, a_failure

@@ -19,9 +19,8 @@ from hypothesis.stateful import (
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.idempotency import effect_id
-from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.renames import NameKind
-from pipeline.domain.states import Evidence, PhaseTask
+from pipeline.domain.states import EventId, Evidence, Fence, MutationId, PhaseTask, RunId
 from pipeline.domain.values import (
     AppliedMutation,
     FailedMutation,

@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, ReservationError
-from pipeline.domain.ids import EventId
-from pipeline.domain.states import Phase
+from pipeline.domain.states import EventId, Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservation, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
 from pipeline.store.database import Database, Statement, Transaction

@@ -13,8 +13,7 @@ from typing import Any
 from sqlalchemy import text
 
 from pipeline.domain.failures import Failure, FailureKind
-from pipeline.domain.ids import EventId, Fence, RunId
-from pipeline.domain.states import PhaseTask
+from pipeline.domain.states import EventId, Fence, PhaseTask, RunId
 from pipeline.domain.values import AppliedMutation, NewEvent, PreparedRun, Reservation, RunFailure, RunLease
 from pipeline.domain.workflows import OnUncertain
 from pipeline.store.database import Database, encode_rows

@@ -3,9 +3,8 @@
 from typing import Any
 
 from pipeline.background.scheduler import facts_of
-from pipeline.domain.ids import EventId
 from pipeline.domain.scheduling import DueReason, due_reason
-from pipeline.domain.states import PhaseTask
+from pipeline.domain.states import EventId, PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
 from pipeline.store.database import Database
 from pipeline.store.reads import work

@@ -13,9 +13,8 @@ from pipeline.background import rescuer
 from pipeline.background.scheduler import facts_of
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.idempotency import effect_id
-from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.scheduling import due_reason
-from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask, Resolver
+from pipeline.domain.states import EventId, Evidence, Fence, MutationStatus, Phase, PhaseTask, Resolver, RunId
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,

@@ -9,9 +9,8 @@ import pytest
 
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError, StateChangedError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import MutationId
 from pipeline.domain.mutation_state import state_token
-from pipeline.domain.states import Phase
+from pipeline.domain.states import MutationId, Phase
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import reconciliation, resolution
 from tests.cli import scenarios

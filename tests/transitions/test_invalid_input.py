@@ -11,8 +11,7 @@ from uuid import UUID
 import pytest
 
 from pipeline.domain.errors import NotFoundError, PayloadError, ReservationError
-from pipeline.domain.ids import EventId, Fence, MutationId, RunId
-from pipeline.domain.states import Evidence, Phase, PhaseTask
+from pipeline.domain.states import EventId, Evidence, Fence, MutationId, Phase, PhaseTask, RunId
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.domain.errors import InvalidInputError, PipelineError
-from pipeline.domain.ids import EventId
-from pipeline.domain.states import DeliveryStatus, Phase
+from pipeline.domain.states import DeliveryStatus, EventId, Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
 from pipeline.store.connections import CallerConnection

@@ -17,8 +17,7 @@ from pipeline.domain.errors import (
     ReservationError,
 )
 from pipeline.domain.failures import FailureKind, classify
-from pipeline.domain.ids import EventId
-from pipeline.domain.states import Evidence, Phase, Resolver
+from pipeline.domain.states import EventId, Evidence, Phase, Resolver
 from pipeline.domain.values import FailedMutation, NewEvent, RunOutput
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction

@@ -13,8 +13,7 @@ from pipeline.domain.errors import (
     UnresolvedError,
 )
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import EventId, Fence
-from pipeline.domain.states import Evidence, Phase, PhaseTask, RunStatus
+from pipeline.domain.states import EventId, Evidence, Fence, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import Actor, FailedMutation
 from pipeline.domain.workflows import WorkflowStatus
 from pipeline.store.database import Database

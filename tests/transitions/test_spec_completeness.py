@@ -7,9 +7,8 @@ from sqlalchemy import text
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.states import Evidence, MutationOutcome, Phase, Resolver, RunStatus
+from pipeline.domain.states import EventId, Evidence, MutationOutcome, Phase, Resolver, RunStatus
 from pipeline.domain.values import AppliedMutation, FailedMutation
 from pipeline.domain.workflows import WorkflowStatus
 from pipeline.store.database import Database, Statement

@@ -7,9 +7,8 @@ import pytest
 
 from pipeline.domain.errors import ReservationError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import EventId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import Phase, PhaseTask
+from pipeline.domain.states import EventId, Phase, PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
 from pipeline.store.database import Database
 from pipeline.store.reads import work

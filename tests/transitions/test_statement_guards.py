@@ -20,8 +20,7 @@ from pipeline.domain.errors import (
     UnresolvedError,
 )
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.ids import Fence, MutationId
-from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask
+from pipeline.domain.states import Evidence, Fence, MutationId, MutationStatus, Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, FailedMutation, HandlerSpec, NewEvent, RunOutput
 from pipeline.domain.workflows import OnUncertain, StartAt
 from pipeline.store.database import Database, Statement

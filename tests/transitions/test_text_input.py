@@ -13,8 +13,7 @@ import pytest
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
 from pipeline.domain.failures import Failure, FailureKind
-from pipeline.domain.ids import EventId, Fence
-from pipeline.domain.states import Evidence, Phase, RunStatus
+from pipeline.domain.states import EventId, Evidence, Fence, Phase, RunStatus
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,

@@ -13,8 +13,7 @@ from uuid import uuid4
 import pytest
 
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError, PipelineError, StaleWriteError
-from pipeline.domain.ids import Fence, MutationId
-from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask
+from pipeline.domain.states import Evidence, Fence, MutationId, MutationStatus, Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, FailedMutation, PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops

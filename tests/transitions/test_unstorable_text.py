@@ -6,8 +6,7 @@ import pytest
 
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import FailureKind, classify
-from pipeline.domain.ids import Fence, MutationId
-from pipeline.domain.states import Evidence, Phase
+from pipeline.domain.states import Evidence, Fence, MutationId, Phase
 from pipeline.domain.values import Actor, FailedMutation, NewEvent, RunFailure
 from pipeline.store.database import Database
 from pipeline.transitions import events, mutations, resolution, stops

@@ -9,8 +9,8 @@ from sqlalchemy import text
 
 from pipeline import PrepareResult
 from pipeline.domain.errors import LogicError, StaleWriteError, TransientError
-from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
+from pipeline.domain.states import EventId, MutationId
 from pipeline.store.database import Database, Statement
 from pipeline.store.reads import work
 from pipeline.testing import Does, assert_consumed, assert_deliveries, assert_runs

@@ -26,8 +26,8 @@ from pipeline import (
     Workflow,
     mutation,
 )
-from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.policies import MutationRetryPolicy
+from pipeline.domain.states import EventId, MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.testing import Inline

@@ -14,9 +14,8 @@ from pipeline.background.messages import DispatchMessage
 from pipeline.background.reconciler import Reconciler
 from pipeline.config import Settings
 from pipeline.consumer_engine.bounded import ConcurrentCalls
-from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import Phase, PhaseTask
+from pipeline.domain.states import MutationId, Phase, PhaseTask
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, assert_runs
 from pipeline.transitions import runs

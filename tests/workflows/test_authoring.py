@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from pipeline import Connector, DeclarationError, PrepareResult, Topic, Workflow
 from pipeline.domain.errors import InvalidInputError, NotFoundError
-from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy, WakePolicy
+from pipeline.domain.states import EventId
 from pipeline.domain.workflows import AfterFailedMutation, StartAt
 from pipeline.workflows.authoring import deserialize_event, parse_payload, serialize_event, workflows_of
 from pipeline.workflows.fingerprint import fingerprint
