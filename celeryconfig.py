@@ -95,8 +95,7 @@ task_annotations[_PRODUCE] = _limits(_settings.prepare_time_limit)
 beat_scheduler = "pipeline.tasks.beat:LivenessScheduler"
 beat_schedule = {
     f"pipeline.{name}": {
-        "task": "pipeline.sweep",
-        "args": (name,),
+        "task": f"pipeline.sweep.{name}",
         "schedule": every,
         "options": {"expires": every.total_seconds() * 3},
     }

@@ -132,4 +132,4 @@ def queue_depth(connection: Any, queue: str) -> int:
 def dispatch_sweep(name: str) -> None:
     """Send the task of a sweep."""
     with context.preserve_context():
-        app.send_task("pipeline.sweep", args=(name,), expires=60)
+        app.send_task(f"pipeline.sweep.{name}", expires=60)

@@ -3,15 +3,24 @@
 from datetime import datetime
 from uuid import UUID
 
+from pipeline.background.sweeps import DUTIES
 from pipeline.celery import app
 from pipeline.domain.states import MutationId
 from pipeline.tasks.process import current_process
 
 
-@app.task(name="pipeline.sweep")
-def sweep(name: str) -> None:
-    """Run one sweep, unless another worker has just run it."""
-    current_process().sweeps.run(name)
+def _add_task(name: str) -> None:
+    """Add the task of one sweep. It sends no task events: Flower shows work, not the clock."""
+
+    def sweep() -> None:
+        """Run this sweep, unless another worker has just run it."""
+        current_process().sweeps.run(name)
+
+    app.task(name=f"pipeline.sweep.{name}", send_events=False)(sweep)
+
+
+for _name in DUTIES:
+    _add_task(_name)
 
 
 @app.task(name="pipeline.reconcile")

@@ -53,7 +53,7 @@ def rescue(nodes: Installation) -> bool:
     """Dispatch a rescue, as beat does. Return whether no run is held any more."""
     nodes.ask("DELETE FROM pipeline.sweeps WHERE name = 'rescue' RETURNING name")
     with Celery(broker=nodes.broker_url) as beat:
-        beat.send_task("pipeline.sweep", args=("rescue",), queue="pipeline.schedule")
+        beat.send_task("pipeline.sweep.rescue", queue="pipeline.schedule")
     return not any(run.lease_expires_at for run in nodes.runs())
 
 

@@ -70,11 +70,11 @@ def _done(found: Installation) -> bool:
 
 
 def _listens(flower: Node, watched: Watched) -> bool:
-    """Return whether Flower has seen a sweep: it answers before it receives events."""
+    """Return whether Flower has seen a heartbeat of the worker: it answers before it receives events."""
     if flower.process.poll() is not None:
         raise RuntimeError(flower.log.read_text())
     try:
-        return "pipeline.sweep" in _got(watched, "/api/tasks", "operator:letmein")
+        return "flower_worker_online{" in _got(watched, "/metrics", "operator:letmein")
     except OSError:
         return False
 
@@ -98,6 +98,7 @@ def test_flower_shows_which_runs_of_which_handler_a_task_carries_and_no_payload(
         return found
 
     found = wait_for(tasks, every=0.2)
+    assert not [task["name"] for task in found if task["name"].startswith("pipeline.sweep")], "Flower shows work only"
     for task in found:
         if task["name"] in ("pipeline.prepare", "pipeline.mutate", "pipeline.next"):
             assert task["kwargs"] == "shop.Fulfil"
