@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import common, tables
+from pipeline.cli.commands import CommandGroup
 from pipeline.config import Settings
 from pipeline.domain.errors import quantity
 from pipeline.store import migrate
@@ -14,7 +15,7 @@ from pipeline.store.reads import invariants
 from pipeline.store.reads.durability import durability_findings
 from pipeline.store.reads.invariants import Finding, Severity
 
-app = typer.Typer(help="Migrate the schema of the database.", no_args_is_help=True)
+app = CommandGroup(help="Migrate the schema of the database.", no_args_is_help=True)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.cli import common, tables
+from pipeline.cli.commands import CommandGroup
 from pipeline.config import EXIT_ATTENTION, EXIT_RESTART
 from pipeline.domain.errors import InvalidInputError, quantity
 
@@ -21,7 +22,7 @@ EXIT_NOT_ALL_DONE = 1
 _MAX_PRINTED = 3  #: message ids in a table
 _UNPROCESSABLE_KINDS = ("invalid", "no task")  #: kinds that no worker can ever take, whatever is deployed
 
-app = typer.Typer(
+app = CommandGroup(
     help="Broker messages that workers refused: list them, send them back, or drop them.",
     no_args_is_help=True,
 )

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.cli import common, metrics, tables
+from pipeline.cli.commands import CommandGroup
 from pipeline.config import EXIT_RESTART, Settings
 from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.domain.errors import InvalidInputError
@@ -39,7 +40,7 @@ EXIT_USAGE, EXIT_DATABASE, EXIT_POISON = 2, 3, 65
 _HOUR = 3_600_000
 _WEEK = 7 * 24 * _HOUR
 
-app = typer.Typer(help="Publish the entries of a Redis stream as events.", invoke_without_command=True)
+app = CommandGroup(help="Publish the entries of a Redis stream as events.", invoke_without_command=True)
 
 Stream = Annotated[str, typer.Option(help="Name of the stream.")]
 Group = Annotated[str, typer.Option(help="Consumer group. Each group gets every entry once.")]

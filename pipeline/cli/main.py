@@ -9,10 +9,13 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from importlib.metadata import version
+from platform import python_version
 from typing import Annotated, Any, NamedTuple, TextIO, cast
 
 import typer
 
+from pipeline.cli.commands import CommandGroup, PlainGroup
 from pipeline.config import EXIT_ATTENTION
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -31,93 +34,121 @@ EXIT_CODES = {
 
 
 class Command(NamedTuple):
-    """A subcommand: its module and attribute, and the first paragraph of its help."""
+    """A subcommand: its group in the help, its module and attribute, and the first paragraph of its help."""
 
+    group: str
     target: str
     summary: str
 
 
+#: Groups of the help, in its order.
+LOOK, DECIDE, SWITCH, PUT_IN, RUN, LOOK_AFTER = "Look", "Decide", "Switch", "Put in", "Run", "Look after"
+
 COMMANDS = {
-    "workflows": Command(
-        "workflows:workflows", "List workflows with status, reason and backlog. With a name: everything about that one."
+    "attention": Command(
+        LOOK,
+        "attention:attention",
+        "List everything that waits for an operator, oldest first, each with the commands to type.",
     ),
-    "events": Command("runs:events", "List events, newest first. With an id: its deliveries, and what each caused."),
+    "top": Command(
+        LOOK, "top:top", "Show workflows, backlog, rates and what waits for an operator, live. q or Ctrl-C ends it."
+    ),
+    "workflows": Command(
+        LOOK,
+        "workflows:workflows",
+        "List workflows with status, reason and backlog. With a name: everything about that one.",
+    ),
+    "events": Command(
+        LOOK, "runs:events", "List events, newest first. With an id: its deliveries, and what each caused."
+    ),
     "runs": Command(
+        LOOK,
         "runs:runs",
         "List runs, newest first. With an id: its timeline, inputs, outputs, mutation, and what to do next.",
     ),
     "mutations": Command(
+        LOOK,
         "mutations:mutations",
         "List mutations that wait for an operator, or of another status. With an id: its timeline and what to do.",
     ),
-    "attention": Command(
-        "attention:attention",
-        "List everything that waits for an operator, oldest first, each with the commands to type.",
+    "trace": Command(
+        LOOK, "attention:trace", "Show everything that led to a thing, and everything that followed from it."
     ),
-    "trace": Command("attention:trace", "Show everything that led to a thing, and everything that followed from it."),
+    "connectors": Command(
+        LOOK,
+        "connectors:connectors",
+        "List operations with the grade of each; without the workflows' code, those of the ledger.",
+    ),
+    "breakers": Command(
+        LOOK, "connectors:breakers", "List operations whose circuit breaker is open: they start no new mutation."
+    ),
+    "resolve": Command(DECIDE, "mutations:resolve", "Resolve an indeterminate mutation, or many at once."),
+    "resolve-from": Command(
+        DECIDE,
+        "mutations:resolve_from",
+        "Resolve mutations by an export of the provider: a mutation in the file happened.",
+    ),
     "approve": Command(
+        DECIDE,
         "mutations:approve",
         "Approve exactly the request that `pipeline mutations ID` shows. A changed request is not sent.",
     ),
     "reject": Command(
-        "mutations:reject", "Reject a request that was not sent yet, also an approved one. Its events are skipped."
+        DECIDE,
+        "mutations:reject",
+        "Reject a request that was not sent yet, also an approved one. Its events are skipped.",
     ),
     "acknowledge": Command(
-        "mutations:acknowledge", "Record that a late effect was dealt with; it is no longer reported."
+        DECIDE, "mutations:acknowledge", "Record that a late effect was dealt with; it is no longer reported."
     ),
-    "pause": Command("workflows:pause", "Start no run of a workflow until it is resumed. Active runs continue."),
+    "quarantine": Command(
+        DECIDE, "quarantine:app", "Quarantined events: list them, release them to their consumers, or skip them."
+    ),
+    "pause": Command(
+        SWITCH, "workflows:pause", "Start no run of a workflow until it is resumed. Active runs continue."
+    ),
     "resume": Command(
-        "workflows:resume", "Resume a workflow. Lifts its pause and the blocks that wait for an operator."
+        SWITCH, "workflows:resume", "Resume a workflow. Lifts its pause and the blocks that wait for an operator."
     ),
     "maintenance": Command(
-        "workflows:maintenance", "Start no run of a workflow until new code is deployed, or end that."
+        SWITCH, "workflows:maintenance", "Start no run of a workflow until new code is deployed, or end that."
     ),
-    "top": Command(
-        "top:top", "Show workflows, backlog, rates and what waits for an operator, live. q or Ctrl-C ends it."
+    "breaker": Command(SWITCH, "connectors:breaker", "Open the circuit breaker of an operation, or close it."),
+    "publish": Command(
+        PUT_IN, "publish:publish", "Publish events. A message id that was published before changes nothing."
     ),
-    "metrics": Command(
-        "metrics:metrics", "Serve the gauges of the database to Prometheus at /metrics, until SIGTERM or Ctrl-C."
-    ),
-    "doctor": Command("database:doctor", "Check every invariant, and that commits are durable."),
-    "resolve": Command("mutations:resolve", "Resolve an indeterminate mutation, or many at once."),
-    "resolve-from": Command(
-        "mutations:resolve_from", "Resolve mutations by an export of the provider: a mutation in the file happened."
-    ),
-    "publish": Command("publish:publish", "Publish events. A message id that was published before changes nothing."),
-    "connectors": Command(
-        "connectors:connectors",
-        "List operations with the grade of each; without the workflows' code, those of the ledger.",
-    ),
+    "ingest": Command(PUT_IN, "ingest:app", "Publish the entries of a Redis stream as events."),
     "plan": Command(
+        PUT_IN,
         "connectors:plan",
         "Show what a workflow would send now, and what its code renames. Nothing is reserved, sent or moved.",
     ),
-    "breakers": Command(
-        "connectors:breakers", "List operations whose circuit breaker is open: they start no new mutation."
+    "dev": Command(
+        RUN, "dev:dev", "Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them."
     ),
-    "breaker": Command("connectors:breaker", "Open the circuit breaker of an operation, or close it."),
+    "consume": Command(
+        RUN,
+        "consume:consume",
+        "Fetch and process items as the task's policy says, until nothing is left or a signal comes.",
+    ),
+    "metrics": Command(
+        RUN, "metrics:metrics", "Serve the gauges of the database to Prometheus at /metrics, until SIGTERM or Ctrl-C."
+    ),
+    "doctor": Command(LOOK_AFTER, "database:doctor", "Check every invariant, and that commits are durable."),
+    "db": Command(LOOK_AFTER, "database:app", "Migrate the schema of the database."),
+    "dead-letters": Command(
+        LOOK_AFTER, "dead_letters:app", "Broker messages that workers refused: list them, send them back, or drop them."
+    ),
     "chaos": Command(
+        LOOK_AFTER,
         "chaos:chaos",
         "Send mutations to a faulty provider while workers and servers are killed; compare its records with the "
         "ledger.",
     ),
     "bench": Command(
+        LOOK_AFTER,
         "bench:bench",
         "Measure runs per second, latency, statements, processor time and recovery; check the promise after each case.",
-    ),
-    "consume": Command(
-        "consume:consume", "Fetch and process items as the task's policy says, until nothing is left or a signal comes."
-    ),
-    "dev": Command(
-        "dev:dev", "Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them."
-    ),
-    "db": Command("database:app", "Migrate the schema of the database."),
-    "ingest": Command("ingest:app", "Publish the entries of a Redis stream as events."),
-    "quarantine": Command(
-        "quarantine:app", "Quarantined events: list them, release them to their consumers, or skip them."
-    ),
-    "dead-letters": Command(
-        "dead_letters:app", "Broker messages that workers refused: list them, send them back, or drop them."
     ),
 }
 
@@ -126,9 +157,17 @@ DatabaseUrl = Annotated[
 ]
 
 
+class _MainGroup(PlainGroup):
+    """The subcommands in the order of the table; Typer would put groups of commands last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature of click
+        return [name for name in COMMANDS if name in self.commands]
+
+
 def build_app(names: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
     """Build the ``pipeline`` command. Only these subcommands can be called; the others are in its help alone."""
-    app = typer.Typer(
+    app = CommandGroup(
+        cls=_MainGroup,
         name="pipeline",
         help="Durable side effects on Celery: operate the database and the runs in it.",
         no_args_is_help=True,
@@ -138,9 +177,10 @@ def build_app(names: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
     for name, command in COMMANDS.items():
         found = _load(command) if name in names else _refuse_call
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+            app.add_typer(found, name=name, rich_help_panel=command.group)
         else:
-            app.command(name, help=command.summary if name not in names else None)(found)
+            help_text = command.summary if name not in names else None
+            app.command(name, help=help_text, rich_help_panel=command.group)(found)
     return app
 
 
@@ -153,7 +193,18 @@ def _refuse_call() -> None:
     raise AssertionError("this command was built for its help only")
 
 
-def set_up(context: typer.Context, database_url: DatabaseUrl = None) -> None:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"pipeline {version('pipeline')}, Celery {version('celery')}, Python {python_version()}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+]
+
+
+def set_up(context: typer.Context, database_url: DatabaseUrl = None, _: Version = False) -> None:
     """Put the database into the context; it connects on first use."""
     from pipeline.cli import setup
 
@@ -202,4 +253,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             setup.run(build_app(names), given)
         else:
-            build_app(names)(args=given)
+            build_app(names)(args=given, prog_name="pipeline")

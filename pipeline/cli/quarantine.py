@@ -7,10 +7,11 @@ import typer
 from pipeline.admin import lookup
 from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineEntry, QuarantineFilter
 from pipeline.cli import common, tables
+from pipeline.cli.commands import CommandGroup
 from pipeline.domain.errors import quantity
 from pipeline.store.database import Database
 
-app = typer.Typer(
+app = CommandGroup(
     help="Quarantined events: list them, release them to their consumers, or skip them.", no_args_is_help=True
 )
 

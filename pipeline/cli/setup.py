@@ -26,7 +26,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> None:
     """Run a command; turn an expected error into a sentence and an exit code."""
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
-        app(args=[*arguments])
+        app(args=[*arguments], prog_name="pipeline")
     except SchemaVersionError as error:
         problem.print(str(error))
         sys.exit(EXIT_DATABASE)

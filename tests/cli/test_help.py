@@ -1,5 +1,8 @@
 """The help of the command: printed from a table, without the commands, and still what the commands say."""
 
+import platform
+from importlib.metadata import version
+
 import pytest
 import typer.main
 
@@ -50,3 +53,26 @@ def test_completion_knows_the_options_of_each_command(
     with pytest.raises(SystemExit):
         main()
     assert "--waiting" in capsys.readouterr().out
+
+
+def test_help_shows_the_groups_in_order_and_no_type_beside_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    overview = capsys.readouterr().out
+    titles = [f"─ {group} ─" for group in dict.fromkeys(command.group for command in COMMANDS.values())]
+    assert [title for title in titles if title in overview] == titles
+    assert sorted(titles, key=overview.index) == titles
+    for path in (["runs"], ["quarantine", "list"], ["ingest"], ["db", "upgrade"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*path, "--help"])
+        overview += capsys.readouterr().out
+    assert "--json" in overview
+    assert "<bool>" not in overview
+
+
+def test_version_names_the_versions_that_a_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == (
+        f"pipeline {version('pipeline')}, Celery {version('celery')}, Python {platform.python_version()}\n"
+    )
