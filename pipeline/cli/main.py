@@ -126,6 +126,7 @@ COMMANDS = {
     "dev": Command(
         RUN, "dev:dev", "Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them."
     ),
+    "api": Command(RUN, "api:api", "Serve the HTTP API and the operator console, until SIGTERM or Ctrl-C."),
     "consume": Command(
         RUN,
         "consume:consume",

@@ -19,7 +19,7 @@ from pipeline.store.database import Database, Transaction, describe_error, is_di
 from pipeline.telemetry.tracing import export
 
 #: Commands that run until they are stopped, and report by their log.
-_LOGGING_COMMANDS = frozenset({"bench", "chaos", "consume", "dev", "ingest", "metrics"})
+_LOGGING_COMMANDS = frozenset({"api", "bench", "chaos", "consume", "dev", "ingest", "metrics"})
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> None:

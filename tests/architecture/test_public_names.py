@@ -40,6 +40,7 @@ PUBLIC = {
         Scripted Subject WorkerCrash WorkerPolicy assert_consumed assert_deliveries assert_runs check_case conformance
         is_complete_http_request is_complete_lines is_complete_postgres_messages scripted
     """,
+    "pipeline.api": "Person Role create",
     "pipeline.ingest": """
         AsyncStreamSource ContextManagerTxFactory DbFactory DbTx NoStreamError PoisonEntry PoisonError QueueConfig
         QueueConsumer QueueError QueueMessage RecoveryRunner RedisStreamsQueue StreamSource connect_redis

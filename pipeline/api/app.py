@@ -1,0 +1,46 @@
+"""Build the ASGI app of the API and the console. It runs alone or mounted under a prefix of another app."""
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
+
+from pipeline.admin.database import Database
+from pipeline.api import console, health, problems, v1
+from pipeline.api.access import Identify
+from pipeline.api.context import Services
+from pipeline.config import Settings
+
+_STATIC = Path(__file__).parent / "static"
+
+
+def create(
+    settings: Settings | None = None,
+    *,
+    database: Database | None = None,
+    identify: Identify | None = None,
+    services: Services | None = None,
+) -> FastAPI:
+    """Create the ASGI app of the API and the console.
+
+    ``identify`` names the caller by another system's login. ``services`` replaces the database and the settings.
+    """
+    found = services or Services.connect(settings or Settings.load(os.environ), database)
+    app = FastAPI(
+        title="Pipeline",
+        version=metadata.version("pipeline"),
+        description="Read and operate workflows, runs, events and mutations.",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.state.services = found
+    app.state.identify = identify
+    problems.install_handlers(app)
+    app.include_router(health.router)
+    app.include_router(v1.router)
+    app.include_router(console.router, include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    return app

@@ -1,0 +1,5 @@
+"""The pages of the operator console."""
+
+from fastapi import APIRouter
+
+router = APIRouter()

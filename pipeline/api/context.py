@@ -1,0 +1,56 @@
+"""Hold what every endpoint needs: the database, the acts of operators and the settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from fastapi import Request
+
+from pipeline.admin.database import Database
+from pipeline.admin.resolutions import Resolutions
+from pipeline.config import Settings
+
+
+def _notify_nothing(_: object) -> None:
+    """Leave the work to the next tick: this process has no broker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What endpoints read and act with. The process that has Celery hands its functions in."""
+
+    db: Database
+    resolutions: Resolutions
+    settings: Settings
+    wake_workflow: Callable[[str], object] = _notify_nothing
+    dispatch_run: Callable[[UUID], object] = _notify_nothing
+    dead_letters: Any = None  #: reads and acts on the broker's dead letters; None: this process has no broker
+    broadcaster: Any = None  #: sends changes to open streams
+
+    @classmethod
+    def connect(
+        cls,
+        settings: Settings,
+        db: Database | None = None,
+        *,
+        wake_workflow: Callable[[str], object] = _notify_nothing,
+        dispatch_run: Callable[[UUID], object] = _notify_nothing,
+        dead_letters: Any = None,
+    ) -> "Services":
+        """Build the services of one process from its settings."""
+        found = db or Database.connect(settings.database_url, pool_size=settings.pool_size)
+        return cls(
+            db=found,
+            resolutions=Resolutions(found, None, wake_workflow, dispatch_run),
+            settings=settings,
+            wake_workflow=wake_workflow,
+            dispatch_run=dispatch_run,
+            dead_letters=dead_letters,
+        )
+
+
+def services(request: Request) -> Services:
+    """Return the services of the app that answers this request."""
+    found: Services = request.app.state.services
+    return found

@@ -1,0 +1,8 @@
+"""The JSON endpoints under /v1."""
+
+from fastapi import APIRouter
+
+from pipeline.api.v1 import me
+
+router = APIRouter(prefix="/v1")
+router.include_router(me.router)

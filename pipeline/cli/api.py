@@ -1,0 +1,81 @@
+"""Command ``pipeline api``: serve the HTTP API and the operator console."""
+
+import ipaddress
+import os
+import socket
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import common
+from pipeline.config import Settings
+from pipeline.domain.errors import InvalidInputError
+from pipeline.store.database import Database
+
+_NEEDED = ("fastapi", "jinja2", "multipart", "uvicorn")
+
+
+def api(
+    host: Annotated[str, typer.Option(help="Address of the interface to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
+    prefix: Annotated[str, typer.Option(help="Path under which a proxy serves it, such as /ops.")] = "",
+) -> None:
+    """Serve the HTTP API and the operator console, until SIGTERM or Ctrl-C."""
+    _require_extra()
+    _require_identity(host)
+    import uvicorn
+
+    from pipeline.api.app import create
+    from pipeline.api.context import Services
+
+    settings = Settings.load(os.environ)
+    wake_ups = common.WakeUps()
+    database = Database.connect(settings.database_url, pool_size=settings.pool_size)
+    app = create(
+        services=Services.connect(
+            settings, database, wake_workflow=wake_ups.wake_workflow, dispatch_run=wake_ups.dispatch_run
+        )
+    )
+    listener = _listener(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"http://{shown}:{listener.getsockname()[1]}{prefix}/", err=True)
+    config = uvicorn.Config(app, root_path=prefix, log_level="warning", server_header=False, proxy_headers=False)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
+        database.dispose()
+
+
+def _require_extra() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise InvalidInputError(
+            f"The API needs packages that are not installed ({', '.join(missing)}); "
+            "install them with `pip install 'pipeline[console]'`."
+        )
+
+
+def _require_identity(host: str) -> None:
+    """Refuse an address that other machines can reach while no source of identity is set."""
+    if not is_loopback(host):
+        raise InvalidInputError(
+            f"The API does not listen on {host}: other machines reach it, and no source of identity is set. "
+            "Expected a loopback address such as 127.0.0.1."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError:
+        raise InvalidInputError(f"Port {port} of {host} cannot be used; expected one that is free.") from None
