@@ -22,8 +22,7 @@ from pipeline.bench import figures, installation
 from pipeline.bench.cases import CASES
 from pipeline.bench.figures import Sample
 from pipeline.bench.installation import Installation
-from pipeline.bench.plot import svg
-from pipeline.bench.run import describe_machine, measuring_order
+from pipeline.bench.run import describe_machine, measuring_order, svg
 
 OURS, AGAIN, LIGHT, SLOW, ONE, CHAIN = "ours", "ours-again", "light ours", "ours-20ms", "ours-one", "chain"
 LIGHT_RUNS, ONE_RUNS = 160, 300

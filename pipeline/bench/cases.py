@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pipeline.bench import gate, growth, idle, loads, recovery
+from pipeline.bench import gate, loads
 from pipeline.bench.figures import Figures, Sample, sample_of
 from pipeline.bench.installation import Fleet, FleetOptions, Installation
 from pipeline.domain.errors import InvalidInputError
@@ -71,8 +71,8 @@ def _idle_case(workflows: int, text: str) -> Case:
     return Case(
         name=f"idle-{workflows}",
         title=f"no work, {text}",
-        load=lambda fleet, _: idle.rest(fleet, workflows),
-        fleet=idle.idle_fleet(workflows),
+        load=lambda fleet, _: loads.rest(fleet, workflows),
+        fleet=loads.idle_fleet(workflows),
         figure="statements_per_second",
     )
 
@@ -110,14 +110,14 @@ _CASES = (
     Case(
         name="no-hanging",
         title="two workers, no call hangs",
-        load=partial(recovery.drain_hanging, share=False),
+        load=partial(loads.drain_hanging, share=False),
         runs=12_000,
         fleet=_WIDE,
     ),
     Case(
         name="hanging",
         title="two workers, one call in twenty hangs until its timeout",
-        load=partial(recovery.drain_hanging, share=True),
+        load=partial(loads.drain_hanging, share=True),
         runs=9500,  # about 20 s of work: several timeouts, one after the other
         fleet=_WIDE,
         against="no-hanging",
@@ -125,23 +125,23 @@ _CASES = (
     Case(
         name="process-killed",
         title="a pool process killed in mid-call",
-        load=lambda fleet, _: recovery.kill_process(fleet),
+        load=lambda fleet, _: loads.kill_process(fleet),
         fleet=_TWO,
         figure="seconds",
     ),
     Case(
         name="machine-killed",
         title="a worker killed in mid-call",
-        load=lambda fleet, _: recovery.kill_machine(fleet),
+        load=lambda fleet, _: loads.kill_machine(fleet),
         fleet=_TWO,
         figure="seconds",
     ),
     Case(
         name="zone-lost",
         title="a zone lost with 5,000 calls",
-        load=recovery.lose_zone,
+        load=loads.lose_zone,
         runs=5000,
-        fleet=recovery.ZONE,
+        fleet=loads.ZONE,
         figure="seconds",
     ),
     _idle_case(1, "1 workflow"),
@@ -150,39 +150,39 @@ _CASES = (
     Case(
         name="finished-10k",
         title="backlog beside 10,000 finished runs",
-        load=partial(growth.drain_after, finished=10_000),
+        load=partial(loads.drain_after, finished=10_000),
         runs=5000,
     ),
     Case(
         name="finished-1m",
         title="backlog beside 1,000,000 finished runs",
-        load=partial(growth.drain_after, finished=1_000_000),
+        load=partial(loads.drain_after, finished=1_000_000),
         runs=5000,
         against="finished-10k",
     ),
     Case(
         name="pending-10k",
         title="the first of 10,000 pending orders",
-        load=partial(growth.drain_before, pending=10_000),
+        load=partial(loads.drain_before, pending=10_000),
         runs=3000,
     ),
     Case(
         name="pending-500k",
         title="the first of 500,000 pending orders",
-        load=partial(growth.drain_before, pending=500_000),
+        load=partial(loads.drain_before, pending=500_000),
         runs=3000,
         against="pending-10k",
     ),
     Case(
         name="publish-100k",
         title="100,000 events published in one transaction",
-        load=growth.publish_at_once,
+        load=loads.publish_at_once,
         runs=100_000,
         fleet=_NONE,
         figure="seconds",
     ),
     Case(
-        name="help", title="pipeline --help, processor time", figures=idle.help_cpu, figure="seconds", is_default=True
+        name="help", title="pipeline --help, processor time", figures=loads.help_cpu, figure="seconds", is_default=True
     ),
 )
 CASES: Mapping[str, Case] = {case.name: case for case in _CASES}

@@ -1,4 +1,7 @@
-"""The installation that is measured: its servers, the processes on it, and what they cost."""
+"""The installation that is measured: its servers, the processes on it, and what they cost.
+
+The queues of a broker have fixed names, so workers of a measurement would take the messages of another installation.
+"""
 
 import json
 import os
@@ -18,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.admin.controls import WorkflowControls
-from pipeline.bench import broker, rows
+from pipeline.bench import rows
 from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
 from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, WITNESS_VARIABLE
+from pipeline.celery import app
 from pipeline.chaos.nodes import NodeProcess, celery_command
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
@@ -30,6 +34,8 @@ from pipeline.embedded import processes, servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, identity
+from pipeline.tasks.broker_owner import OWNER_KEY
+from pipeline.tasks.messages import queue_depth
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 
@@ -357,7 +363,7 @@ def configured(environ: Mapping[str, str] = os.environ) -> Iterator[Installation
             yield site
         finally:
             site.clear()
-            broker.empty_queues(urls.broker_url)
+            empty_queues(urls.broker_url)
 
 
 def refuse_workflows(site: Installation) -> None:
@@ -370,8 +376,8 @@ def refuse_workflows(site: Installation) -> None:
 def refuse_broker(site: Installation) -> None:
     """Raise an error if the broker belongs to another database, or if a queue holds messages."""
     with site.db.transaction() as tx:
-        owner = broker.foreign_owner(site.urls.broker_url, identity(tx))
-    queues = broker.filled_queues(site.urls.broker_url)
+        owner = foreign_owner(site.urls.broker_url, identity(tx))
+    queues = filled_queues(site.urls.broker_url)
     if owner is None and not queues:
         return
     found = (
@@ -392,3 +398,50 @@ def _not_empty(names: Sequence[str]) -> NotEmptyError:
         "Expected a migrated database without workflows. Point PIPELINE_DATABASE_URL and PIPELINE_BROKER_URL at an "
         "empty one, or leave out --here to use servers of the benchmark's own."
     )
+
+
+_UNACKED = ("unacked", "unacked_index")  #: messages that workers hold, as Celery keeps them in Redis
+
+
+def foreign_owner(url: str, ours: str) -> str | None:
+    """Return the other database that a broker belongs to. RabbitMQ has no place for this."""
+    with _connection(url) as connection:
+        if not _is_redis(url):
+            return None
+        found = connection.default_channel.client.get(OWNER_KEY)
+    owner = found.decode(errors="replace") if isinstance(found, bytes) else found
+    return None if owner in {None, ours} else str(owner)
+
+
+def filled_queues(url: str) -> list[str]:
+    """Return the queues of a broker that hold messages, those of other programs on the same Redis number too."""
+    with _connection(url) as connection:
+        if _is_redis(url):
+            return _redis_queues(connection.default_channel.client)
+        return [name for name in sorted(app.amqp.queues) if queue_depth(connection, name)]
+
+
+def empty_queues(url: str) -> None:
+    """Remove what a measurement left in the queues, which were empty when it began."""
+    with _connection(url) as connection:
+        channel = connection.default_channel
+        for name in filled_queues(url):
+            if _is_redis(url):
+                channel.client.delete(name)
+            else:
+                channel.queue_purge(name)
+
+
+def _redis_queues(client: Any) -> list[str]:
+    names = [*client.scan_iter(_type="list"), *(name for name in _UNACKED if client.exists(name))]
+    return sorted(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names)
+
+
+def _is_redis(url: str) -> bool:
+    return not url.startswith("amqp")
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[Any]:
+    with app.connection_for_write(url, connect_timeout=5) as connection:
+        yield connection

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pipeline.bench import figures, installation
 from pipeline.bench import run as runs_
 from pipeline.bench.cases import AA_PAIR, CASES, selected_cases
-from pipeline.bench.plot import write_plot
-from pipeline.bench.run import BenchResult
+from pipeline.bench.run import BenchResult, write_plot
 from pipeline.cli import tables
 
 

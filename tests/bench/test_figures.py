@@ -14,8 +14,7 @@ from pipeline.bench.cases import AA_PAIR, CASES, Case, selected_cases
 from pipeline.bench.counters import count_log, cpu_seconds, postmaster_pid
 from pipeline.bench.figures import Range, Sample
 from pipeline.bench.gate import Evidence
-from pipeline.bench.plot import write_plot
-from pipeline.bench.run import BenchResult, as_dict, measuring_order
+from pipeline.bench.run import BenchResult, as_dict, measuring_order, write_plot
 from pipeline.domain.errors import InvalidInputError
 
 PEER = "light chain-ledger"

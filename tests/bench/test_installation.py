@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from pipeline.bench import broker
+from pipeline.bench import installation
 from pipeline.bench.installation import Installation, NotEmptyError, refuse_broker, refuse_workflows
 from pipeline.bench.workflow import NAMES
 from pipeline.domain.states import Phase
@@ -77,7 +77,7 @@ def test_a_broker_with_messages_is_refused_until_it_is_empty(site: Installation,
     client.hset("unacked", "a", "{}")
     with pytest.raises(NotEmptyError, match=r"has messages in queues \(pipeline.schedule, unacked\)"):
         refuse_broker(site)
-    broker.empty_queues(site.urls.broker_url)
+    installation.empty_queues(site.urls.broker_url)
     refuse_broker(site)
 
 
