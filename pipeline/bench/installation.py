@@ -67,7 +67,6 @@ class FleetOptions:
 
     workers: int = 1
     concurrency: int = 2
-    modules: str = WORKFLOWS
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -144,7 +143,7 @@ class Installation:
             **inherited,
             "PIPELINE_DATABASE_URL": self.urls.database_url,
             "PIPELINE_BROKER_URL": self.urls.broker_url,
-            "PIPELINE_WORKFLOWS": options.modules,
+            "PIPELINE_WORKFLOWS": WORKFLOWS,
             WITNESS_VARIABLE: str(witness),
             **options.settings,
         }

@@ -22,9 +22,8 @@ from pipeline.background import redispatcher
 from pipeline.background.scheduler import Scheduler
 from pipeline.bench.counters import LogCounts
 from pipeline.bench.figures import percentile
-from pipeline.bench.idle_workflows import COUNT_VARIABLE
 from pipeline.bench.installation import BenchError, Costs, Fleet, FleetOptions
-from pipeline.bench.workflow import DONE
+from pipeline.bench.workflow import DONE, IDLE_VARIABLE
 from pipeline.domain.states import MutationStatus
 from pipeline.store.database import Database
 
@@ -242,7 +241,7 @@ _TICKS = 3
 
 def idle_fleet(workflows: int) -> FleetOptions:
     """Return a worker that knows so many workflows."""
-    return FleetOptions(modules="pipeline.bench.idle_workflows", settings={COUNT_VARIABLE: str(workflows)})
+    return FleetOptions(settings={IDLE_VARIABLE: str(workflows)})
 
 
 def rest(fleet: Fleet, workflows: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ instant after its commit to another file, by the machine's monotonic clock, whic
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -132,11 +132,16 @@ def measured_workflow(name: str, *, batch: int = 1, **options: Any) -> Workflow:
     return workflow
 
 
-many = measured_workflow("many", concurrency=400)
-one = measured_workflow("one")
-#: 1,500 orders a second of which one in twenty takes 4 s: 300 calls hang at any time.
-wide = measured_workflow("wide", concurrency=1000)
-batched = measured_workflow("batched", batch=100, concurrency=400)
-zone = measured_workflow("zone", concurrency=10_000)
+#: The measured workflows with their options, by name.
+_MEASURED: Mapping[str, Mapping[str, Any]] = {
+    "many": {"concurrency": 400},
+    "one": {},
+    "wide": {"concurrency": 1000},  # 1,500 orders a second of which one in twenty takes 4 s: 300 calls hang at any time
+    "batched": {"batch": 100, "concurrency": 400},
+    "zone": {"concurrency": 10_000},
+}
+NAMES = tuple(_MEASURED)
 IDLE = "idle"  #: the names of workflows without work begin with it, and end with a number
-NAMES = tuple(workflow.name for workflow in (many, one, wide, batched, zone))
+IDLE_VARIABLE = "BENCH_IDLE_WORKFLOWS"  #: a worker with this variable knows so many of them, and no others
+_idle: Mapping[str, Mapping[str, Any]] = {f"{IDLE}{n}": {} for n in range(int(os.environ.get(IDLE_VARIABLE, "0")))}
+globals().update({name: measured_workflow(name, **options) for name, options in (_idle or _MEASURED).items()})
