@@ -27,8 +27,7 @@ from sqlalchemy.exc import OperationalError
 from pipeline.chaos import records
 from pipeline.chaos.faults import PROVIDER_VARIABLE, operation_of
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OperationFigures, Problem, figures, judge
-from pipeline.chaos.nodes import ChaosMonkey, NodeProcess, celery_command, plan_disruptions
-from pipeline.chaos.outages import Outages, plan_outages
+from pipeline.chaos.nodes import ChaosMonkey, NodeProcess, Outages, celery_command, plan_disruptions, plan_outages
 from pipeline.chaos.records import FaultComparison
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import NewEvent

@@ -28,8 +28,7 @@ from pipeline.chaos.faults import (
     scaled_shares,
 )
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect, figures, judge
-from pipeline.chaos.nodes import Disruption, plan_disruptions
-from pipeline.chaos.outages import Outage, plan_outages
+from pipeline.chaos.nodes import Disruption, Outage, plan_disruptions, plan_outages
 from pipeline.chaos.provider import EffectLog
 from tests.support.environ import clean_environ
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.embedded import binaries, data_directory, processes, servers
-from pipeline.embedded.postgres import EmbeddedPostgres
+from pipeline.embedded.supervisor import EmbeddedPostgres
 from tests.embedded.conftest import User
 from tests.embedded.test_servers import SLOWLY, sql, wait_until_down
 from tests.support.wait import wait_for

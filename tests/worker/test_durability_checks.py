@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from pipeline.background import doctor
 from pipeline.config import Settings
-from pipeline.embedded import binaries, postgres, servers
+from pipeline.embedded import binaries, servers, supervisor
 from pipeline.store import connections
 from pipeline.store.database import Database
 from pipeline.store.reads.durability import durability_findings
@@ -93,8 +93,8 @@ def test_every_unsafe_setting_of_a_server_is_named(
         "synchronous_commit": "local",
         "synchronous_standby_names": "*",
     }
-    monkeypatch.setattr(postgres, "SETTINGS", postgres.SETTINGS | unsafe)
-    server = postgres.EmbeddedPostgres(tmp_path_factory.mktemp("unsafe"), binaries.find_postgres(os.environ))
+    monkeypatch.setattr(supervisor, "SETTINGS", supervisor.SETTINGS | unsafe)
+    server = supervisor.EmbeddedPostgres(tmp_path_factory.mktemp("unsafe"), binaries.find_postgres(os.environ))
     server.start()
     try:
         with Database.connect_unpooled(server.url).transaction() as tx:
