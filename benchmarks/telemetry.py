@@ -37,10 +37,9 @@ from pipeline import Call, Connector, PrepareResult, Workflow, mutation
 from pipeline.embedded import servers
 from pipeline.store.database import Database, Transaction
 from pipeline.store.migrate import upgrade
-from pipeline.telemetry import metrics, phase_observer
-from pipeline.telemetry.metrics_export import collector as metrics_export_collector
-from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals
-from pipeline.telemetry.tracing import context, export, spans
+from pipeline.telemetry import metrics, phase_observer, spans, spans_export
+from pipeline.telemetry import metrics_collector as metrics_export_collector
+from pipeline.telemetry.metrics_collector import MetricChannel, MetricTotals
 from pipeline.testing import Inline
 from pipeline.worker import calls
 
@@ -175,8 +174,8 @@ def cut() -> Any:
         (spans, "bind_started_runs", lambda _: _NOTHING),
         (spans, "activate", lambda _: _NOTHING),
         *((spans, name, nothing) for name in ("end_span", "record_rescued")),
-        (context, "current_traceparent", nothing),
-        (context, "bound_run", nothing),
+        (spans, "current_traceparent", nothing),
+        (spans, "bound_run", nothing),
         (Transaction, "count_on_commit", nothing),
         (calls, "record_metrics", nothing),
         (metrics, "is_on", lambda: False),
@@ -222,7 +221,7 @@ def ready() -> Iterator[Bench]:
         upgrade(db)
         collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
         assert collector.stdout is not None
-        provider = export._exporting_provider(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
+        provider = spans_export._exporting_provider(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
         inline = Inline(db, [bench], [World()])
         runner = Bench(inline, provider)
         try:

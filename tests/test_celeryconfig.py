@@ -12,7 +12,7 @@ from celery.app.defaults import SETTING_KEYS
 from pipeline.background.sweeps import PERIODS
 from pipeline.config import Settings, SettingsError
 from pipeline.domain.states import CONSUMER_TASKS, PhaseTask
-from pipeline.telemetry.tracing.spans import SPANS
+from pipeline.telemetry.spans import SPANS
 
 CONFIG = Path(__file__).parents[1] / "celeryconfig.py"
 

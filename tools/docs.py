@@ -36,8 +36,7 @@ from pipeline.store import functions
 from pipeline.store.reads import durability
 from pipeline.store.reads.invariants import INVARIANTS, Severity
 from pipeline.store.schema import metadata
-from pipeline.telemetry import metrics, transition_log
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import metrics, spans, transition_log
 from tools import api, commands, rules, state_tables
 from tools.comments import meanings
 from tools.markdown import State, code, diagram, page, section, table

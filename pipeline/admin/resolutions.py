@@ -26,7 +26,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work
 from pipeline.store.rows import UnresolvedMutationRow
 from pipeline.store.schema import MutationRow
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import spans
 from pipeline.transitions import resolution
 
 KEY = "idempotency_key"

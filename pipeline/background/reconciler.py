@@ -40,8 +40,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, work
 from pipeline.store.rows import BookedMutationRow, RunMutationRow
 from pipeline.store.schema import MutationRow
-from pipeline.telemetry import metrics
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import metrics, spans
 from pipeline.transitions import late_effects, mutations, reconciliation
 from pipeline.worker.calls import call_within
 from pipeline.worker.outcomes import reconcile_end, reported_cost, storable_result, verdict_label

@@ -22,8 +22,7 @@ from pipeline.domain.states import MutationStatus, RunId
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_disconnected, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.store.rows import RunOfWorkflowRow
-from pipeline.telemetry import metrics
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import metrics, spans
 from pipeline.transitions import runs, sessions, stops, workflows
 from pipeline.transitions.stops import LEASE_LAPSED, StoppedRun
 

@@ -31,7 +31,7 @@ from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction, describe_error, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.store.rows import DispatchableRunRow, HandlerFactsRow
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import spans
 from pipeline.transitions import starts
 from pipeline.transitions.starts import LockedWorkflow, StartResult
 from pipeline.worker.crash_points import CrashPoint, reach

@@ -35,7 +35,7 @@ from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport
 from pipeline.consumer_engine.policies import ConsumerPolicy, build_policy, load_policy
 from pipeline.domain.errors import InvalidInputError, PipelineError, quantity
 from pipeline.ingest.errors import NoStreamError, QueueError
-from pipeline.telemetry.tracing import export
+from pipeline.telemetry import spans_export
 from pipeline.workflows.registry import add_current_folder_to_path
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
@@ -81,7 +81,7 @@ def _exit_code(report: LoopReport, problem: PipelineError | None, *, strict: boo
 
 def _exit_now(code: int) -> NoReturn:
     """Exit although abandoned calls still run; Python itself would wait for them."""
-    export.stop()
+    spans_export.stop()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -20,7 +20,7 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.telemetry.metrics import METRICS
-from pipeline.telemetry.metrics_export.meters import GaugeRegistration, MetricsExport, require_exporter
+from pipeline.telemetry.metrics_export import GaugeRegistration, MetricsExport, require_exporter
 
 _HOST = "0.0.0.0"  # noqa: S104 - Prometheus seldom runs on the same machine
 
@@ -52,12 +52,12 @@ def metrics(
 
 
 def _gauge_text(database: Database) -> str:
-    from pipeline.telemetry.metrics_export import server
-    from pipeline.telemetry.metrics_export.collector import Series
+    from pipeline.telemetry import metrics_endpoint
+    from pipeline.telemetry.metrics_collector import Series
 
     rows = [*gauges.read(database), (gauges.UP, {}, 1), (gauges.AGE, {}, 0)]
     found = [(METRICS[name], tuple(labels.items()), float(value)) for name, labels, value in rows]
-    return server.exposition(
+    return metrics_endpoint.exposition(
         (Series(about.name, about.kind, about.unit, about.description, (), labels), (value,))
         for about, labels, value in found
     )

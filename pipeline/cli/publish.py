@@ -22,7 +22,7 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import distinct_keys
 from pipeline.domain.values import Limits
 from pipeline.store.database import Database
-from pipeline.telemetry.tracing import context as tracing_context
+from pipeline.telemetry import spans
 
 _BATCH, _CHUNK = 500, 65_536
 Batches = Iterator[list[EventInput]]  #: an empty batch means that the next may take long
@@ -123,7 +123,7 @@ def _publish_batches(
             if not batch:
                 tally.notify(workflow)
                 continue
-            with tracing_context.join_trace(os.environ.get("TRACEPARENT")), database.transaction() as tx:
+            with spans.join_trace(os.environ.get("TRACEPARENT")), database.transaction() as tx:
                 receipt = publish_in(tx, workflow, batch, replace=replace, limits=limits)
             tally.add(receipt)
             progress.advance(task, len(batch))

@@ -16,7 +16,7 @@ from pipeline.domain.errors import PipelineError, SchemaVersionError
 from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction, describe_error, is_disconnected, is_read_only, is_transient
-from pipeline.telemetry.tracing import export
+from pipeline.telemetry import spans_export
 
 #: Commands that run until they are stopped, and report by their log.
 _LOGGING_COMMANDS = frozenset({"api", "bench", "chaos", "consume", "dev", "ingest", "metrics"})
@@ -48,8 +48,8 @@ def prepare_context(context: typer.Context, database_url: str | None) -> None:
         _mute_log()
     settings = Settings.load(os.environ)
     context.obj = _CheckedDatabase.connect_unpooled(str(settings.database_url))
-    export.start(settings.otlp_endpoint)
-    context.call_on_close(export.stop)
+    spans_export.start(settings.otlp_endpoint)
+    context.call_on_close(spans_export.stop)
 
 
 def _mute_log() -> None:

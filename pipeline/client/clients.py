@@ -20,7 +20,7 @@ from pipeline.consumer_engine.bounded import StepRunner, TimedOutError
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 from pipeline.store.database import Database, describe_error, is_transient
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class BrokerClient:
 
     def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> None:
         """Send events to the broker. The client checks their form; the worker checks the topic's schema."""
-        here = context.current_traceparent()
+        here = spans.current_traceparent()
         messages = [
             event | {"traceparent": event["traceparent"] or here} for event in serialize_events(events, self._limits)
         ]
@@ -147,7 +147,7 @@ class _BoundedCalls:
         """Send a task once. The caller decides whether to try again."""
 
         def send() -> None:
-            with context.preserve_context():
+            with spans.preserve_context():
                 # JSON, whatever serializer the service uses: our workers accept nothing else
                 app.send_task(name, queue=_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
 

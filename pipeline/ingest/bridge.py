@@ -19,7 +19,7 @@ from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.store.database import Database, Transaction, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.store.rows import NamedTopicRow
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 from pipeline.transitions import events
 
 _LONGEST_ENTRY_ID = 41  #: two 64-bit numbers and a dash
@@ -69,7 +69,7 @@ def _traceparent(message: QueueMessage) -> str | None:
     if message.traceparent is not None:
         return message.traceparent
     given = message.payload.get("traceparent")
-    return given if isinstance(given, str) and context.parse_traceparent(given) is not None else None
+    return given if isinstance(given, str) and spans.parse_traceparent(given) is not None else None
 
 
 def qualified_entry_id(message: QueueMessage) -> str:

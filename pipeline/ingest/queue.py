@@ -25,7 +25,7 @@ from pipeline.domain.payloads import distinct_keys, printable_text
 from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.redis_client import require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 
 DATA_FIELD = b"data"
 _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
@@ -85,7 +85,7 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
 def traceparent_of(fields: Pairs) -> str | None:
     """Return the trace that made an entry, or None. An invalid one is ignored."""
     given = dict(fields).get(_TRACEPARENT, b"").decode(errors="replace")
-    return given if context.parse_traceparent(given) is not None else None
+    return given if spans.parse_traceparent(given) is not None else None
 
 
 def encode_payload(payload: Mapping[str, Any]) -> bytes:

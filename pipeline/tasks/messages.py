@@ -15,7 +15,7 @@ from kombu.exceptions import ChannelError, OperationalError
 from pipeline.background.messages import DispatchMessage, ReconcileMessage
 from pipeline.celery import app
 from pipeline.domain.states import PhaseTask, chained_tasks
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def dispatch(message: DispatchMessage, hops: int = 0) -> bool:
         for task in chained_tasks(message.task)
     ]
     try:
-        with context.preserve_context():
+        with spans.preserve_context():
             chain(*signatures).apply_async()
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick redispatches %d runs: %s", len(ids), error)
@@ -59,7 +59,7 @@ def redispatch_unknown(task: PhaseTask, ids: Sequence[UUID], hops: int) -> None:
 def wake_workflow(workflow: str) -> bool:
     """Tell a worker that a workflow may have work. False: the broker is away, and the next tick finds the work."""
     try:
-        with context.preserve_context():
+        with spans.preserve_context():
             app.send_task("pipeline.schedule", args=(workflow,), expires=60)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick finds the work of %r: %s", workflow, error)
@@ -70,7 +70,7 @@ def wake_workflow(workflow: str) -> bool:
 def dispatch_reconcile(mutation_ids: Sequence[str]) -> bool:
     """Send the task that reconciles these mutations. False: the broker is away, and the sweep sends it later."""
     try:
-        with context.preserve_context():
+        with spans.preserve_context():
             app.send_task("pipeline.reconcile", args=([*mutation_ids],), expires=300)
     except OperationalError as error:
         count = len(mutation_ids)
@@ -86,7 +86,7 @@ def redispatch_reconcile(message: ReconcileMessage) -> None:
     if _is_full(queue.name):
         return
     try:
-        with context.preserve_context():
+        with spans.preserve_context():
             app.send_task("pipeline.reconcile", args=([message.mutation_id], until), queue=queue, expires=300)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the sweep reconciles %s later: %s", message.mutation_id, error)
@@ -131,5 +131,5 @@ def queue_depth(connection: Any, queue: str) -> int:
 
 def dispatch_sweep(name: str) -> None:
     """Send the task of a sweep."""
-    with context.preserve_context():
+    with spans.preserve_context():
         app.send_task(f"pipeline.sweep.{name}", expires=60)

@@ -23,7 +23,7 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.tasks import dead_letter, messages
 from pipeline.tasks.dead_letter import DEAD_LETTER_QUEUE, KIND_HEADER, REASON_HEADER, DeadLetterKind
 from pipeline.tasks.process import current_process
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None
     It accepts any arguments, so that a call with wrong ones becomes a dead letter and is not lost.
     """
     try:
-        with context.join_trace(self.request.get("traceparent")):
+        with spans.join_trace(self.request.get("traceparent")):
             receipt = _publish(**_bound_arguments(args, kwargs))
     except DataError as error:
         _dead_letter(self, error)
@@ -86,7 +86,7 @@ def _resend(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) 
     named = dict(zip(("workflow", "events"), given.args or (), strict=False)) | (given.kwargs or {})
     summary = publish_repr(named.get("workflow"), named.get("events"))
     try:
-        with context.join_trace(given.get("traceparent")):  # else an instrumentation of messages would replace it
+        with spans.join_trace(given.get("traceparent")):  # else an instrumentation of messages would replace it
             task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **summary)
     except Exception as error:
         raise Reject(error, requeue=True) from error

@@ -14,8 +14,7 @@ from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.store.database import describe_error, is_transient
 from pipeline.tasks import broker_owner, messages, telemetry, watchdog
 from pipeline.tasks.process import current_process
-from pipeline.telemetry import logs
-from pipeline.telemetry.tracing import export
+from pipeline.telemetry import logs, spans_export
 from pipeline.worker.startup_checks import require_safe
 from pipeline.workflows.registration import register_workflows
 
@@ -28,7 +27,7 @@ def check_startup(sender: Any, **_: Any) -> None:
     here = current_process()
     try:
         pool = getattr(sender.pool_cls, "__module__", "")
-        export.require_exporter(here.settings.otlp_endpoint)
+        spans_export.require_exporter(here.settings.otlp_endpoint)
         telemetry.open_metrics(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         register_workflows(here.db, here.registry, here.settings.code_version)

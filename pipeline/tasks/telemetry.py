@@ -21,9 +21,8 @@ from pipeline.config import Settings
 from pipeline.store.database import Database
 from pipeline.store.reads import gauges, work
 from pipeline.tasks import dead_letter
-from pipeline.telemetry import metrics
-from pipeline.telemetry.metrics_export.meters import MetricsExport, require_exporter
-from pipeline.telemetry.tracing import export
+from pipeline.telemetry import metrics, spans_export
+from pipeline.telemetry.metrics_export import MetricsExport, require_exporter
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ def stop_metrics() -> None:
 
 def start_tracing(endpoint: str, *, forks: bool = False) -> None:
     """Trace this process; one that forks children does not trace tasks."""
-    provider = export.start(endpoint, process_wide=not forks)
+    provider = spans_export.start(endpoint, process_wide=not forks)
     if provider is None or forks:
         return
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
@@ -101,7 +100,7 @@ def start_tracing(endpoint: str, *, forks: bool = False) -> None:
 
 def stop_tracing() -> None:
     """Export the last spans of this process."""
-    export.stop()
+    spans_export.stop()
 
 
 def _mark_failed(exception: BaseException | None = None, **_: Any) -> None:

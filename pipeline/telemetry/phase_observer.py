@@ -14,10 +14,8 @@ from uuid import UUID
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind
 
-from pipeline.telemetry import metrics
-from pipeline.telemetry.tracing import context as tracing_context
-from pipeline.telemetry.tracing import spans
-from pipeline.telemetry.tracing.spans import Span
+from pipeline.telemetry import metrics, spans
+from pipeline.telemetry.spans import Span
 
 
 class PhaseObserver:
@@ -82,7 +80,7 @@ def observe(phase: str, claimed: Sequence[Any], *, task: str, ignored: int) -> I
     observer = PhaseObserver(phase, claimed)
     token = _OBSERVER.set(observer)
     try:
-        with tracing_context.bind_runs(observer.contexts.items()) if observer.is_traced else nullcontext():
+        with spans.bind_runs(observer.contexts.items()) if observer.is_traced else nullcontext():
             yield
     finally:
         for run_id in observer.spans.keys() - observer.kept_open:
@@ -147,7 +145,7 @@ def with_span(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def publisher_traceparent() -> str | None:
     """Return the trace context for published events: the phase that publishes them."""
-    return tracing_context.current_traceparent() if _tracing_observer() is not None else None
+    return spans.current_traceparent() if _tracing_observer() is not None else None
 
 
 def link_inputs(run_id: UUID, inputs: Callable[[], Sequence[Any]]) -> None:
@@ -157,7 +155,7 @@ def link_inputs(run_id: UUID, inputs: Callable[[], Sequence[Any]]) -> None:
         return
     span = observer.span_of(run_id)
     for traceparent in dict.fromkeys(row.traceparent for row in inputs()):
-        of = tracing_context.parse_traceparent(traceparent)
+        of = spans.parse_traceparent(traceparent)
         if of is not None and of.trace_id != span.context.trace_id:  # no link within one trace
             span.link(of)
 

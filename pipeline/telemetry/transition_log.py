@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 
 logger = logging.getLogger("pipeline")
 
@@ -79,7 +79,7 @@ def write(name: str, fields: Mapping[str, Any]) -> None:
     check_name(name)
     if logger.isEnabledFor(logging.INFO) or name in NEEDS_OPERATOR:
         shown = "".join(f" {field}={value}" for field, value in fields.items())
-        of = context.bound_run(fields.get("run_id"))
+        of = spans.bound_run(fields.get("run_id"))
         traced = {} if of is None else {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"}
         level = logging.WARNING if name in NEEDS_OPERATOR else logging.INFO
         logger.log(level, "%s%s", name, shown, extra={"transition": name, **fields, **traced})

@@ -21,7 +21,7 @@ from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
-from pipeline.telemetry.tracing import context
+from pipeline.telemetry import spans
 from pipeline.transitions import audit, payload_schemas
 
 #: Topics by workflow and name, as this process last read them. A publish that can use them reads nothing.
@@ -259,7 +259,7 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
 
     What comes from outside belongs to the trace it is published in, unless it names another.
     """
-    here = context.current_traceparent() if run_id is None else None
+    here = spans.current_traceparent() if run_id is None else None
     return [
         {
             "n": number,

@@ -18,8 +18,7 @@ from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
 from pipeline.domain.states import Fence, MutationId, Resolver
 from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunFailure, RunLease
 from pipeline.store.rows import SentMutationRow
-from pipeline.telemetry import metrics
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import metrics, spans
 from pipeline.transitions.breakers import OperationName
 from pipeline.worker.outcomes import reported_cost, storable_result, verdict_label
 

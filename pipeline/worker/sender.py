@@ -31,8 +31,7 @@ from pipeline.store.database import Database, Transaction, is_transient
 from pipeline.store.reads import work
 from pipeline.store.rows import ClaimedRunRow, SentMutationRow
 from pipeline.store.schema import MutationRow
-from pipeline.telemetry import phase_observer
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import phase_observer, spans
 from pipeline.transitions import breakers, late_effects, mutations, runs, stops
 from pipeline.transitions.breakers import Admission, OperationName
 from pipeline.transitions.stops import StoppedRun

@@ -22,8 +22,7 @@ from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.payloads import json_copy, json_payload
 from pipeline.domain.states import EventId
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, checked_header, header_of
-from pipeline.telemetry import phase_observer
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import phase_observer, spans
 from pipeline.workflows.authoring import Topic, parse_payload
 from pipeline.workflows.handler_types import Event, RequestedMutation
 

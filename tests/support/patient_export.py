@@ -3,9 +3,8 @@
 A module of workflows beside the shop, so that every process of a worker imports it.
 """
 
-from pipeline.telemetry.metrics_export import meters
-from pipeline.telemetry.tracing import export
+from pipeline.telemetry import metrics_export, spans_export
 
 ENOUGH = 60.0  #: seconds; a collector that does not answer is not what is tested
-export.stop.__defaults__ = (ENOUGH,)
-meters.MetricsExport.end.__defaults__ = (ENOUGH,)
+spans_export.stop.__defaults__ = (ENOUGH,)
+metrics_export.MetricsExport.end.__defaults__ = (ENOUGH,)

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pipeline.telemetry import metrics
+from pipeline.telemetry import metrics, metrics_collector
 from pipeline.telemetry.metrics import HISTOGRAM
-from pipeline.telemetry.metrics_export import collector
 
 
 class Row(NamedTuple):
@@ -24,12 +23,12 @@ class Counted:
     """Everything that was counted so far, in this process."""
 
     def __init__(self) -> None:
-        self.reader, self.totals = collector.pull_reader(), collector.MetricTotals()
-        self.provider = collector.meter_provider([self.reader])
+        self.reader, self.totals = metrics_collector.pull_reader(), metrics_collector.MetricTotals()
+        self.provider = metrics_collector.meter_provider([self.reader])
 
     def rows(self) -> list[Row]:
         """Every series."""
-        self.totals.add(collector.points_of(self.reader.get_metrics_data())[0])
+        self.totals.add(metrics_collector.points_of(self.reader.get_metrics_data())[0])
         return [_row(*value) for value in self.totals.values()]
 
     def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
@@ -47,7 +46,7 @@ class Counted:
         return self.by(name, *labels).get(tuple(labels.values()), 0)
 
 
-def _row(series: collector.Series, numbers: collector.Numbers) -> Row:
+def _row(series: metrics_collector.Series, numbers: metrics_collector.Numbers) -> Row:
     *buckets, last = numbers
     value = (sum(buckets), last, tuple(buckets)) if series.kind == HISTOGRAM else last
     return Row(series.name, series.unit, series.description, series.bounds, series.labels, value)

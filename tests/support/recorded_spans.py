@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pipeline.telemetry.tracing import export, spans
+from pipeline.telemetry import spans, spans_export
 
 
 class Seen:
@@ -16,7 +16,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        self.provider = export.tracer_provider(SimpleSpanProcessor(self.exporter))
+        self.provider = spans_export.tracer_provider(SimpleSpanProcessor(self.exporter))
         self.tracer = self.provider.get_tracer("tests")
 
     def all(self) -> list[ReadableSpan]:

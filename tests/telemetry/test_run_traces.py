@@ -19,7 +19,7 @@ from pipeline.domain.errors import PipelineError
 from pipeline.domain.policies import Backoff, MutationRetryPolicy
 from pipeline.domain.states import RunStatus
 from pipeline.store.database import Database
-from pipeline.telemetry.tracing import context, export, spans
+from pipeline.telemetry import spans, spans_export
 from pipeline.testing import Does, scripted
 from pipeline.testing.inline import TESTER
 from pipeline.worker.crash_points import CrashPoint
@@ -95,7 +95,7 @@ def test_an_event_published_inside_a_span_belongs_to_its_trace(db: Database, see
         publish_from(db, shop, 1, traceparent=None)
     run.run()
     (event,) = run.events(shop.orders)
-    assert event.traceparent == context.format_traceparent(checkout.get_span_context())
+    assert event.traceparent == spans.format_traceparent(checkout.get_span_context())
     assert ("run", "checkout") in seen.shape()
 
 
@@ -350,7 +350,7 @@ def test_every_span_and_attribute_is_documented(db: Database, seen: Seen) -> Non
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
 def test_a_ratio_of_runs_is_sampled_although_their_ids_are_not_evenly_spread(ratio: float) -> None:
     found = Seen()
-    found.provider.sampler = export.rotated_id_sampler(ParentBasedTraceIdRatio(ratio))
+    found.provider.sampler = spans_export.rotated_id_sampler(ParentBasedTraceIdRatio(ratio))
     spans.use_provider(found.provider)
     try:
         ids = [uuid4().int for _ in range(2000)]  # as in a run's id, the first two bits of the lower half are fixed
@@ -376,7 +376,7 @@ def theirs(processor: Any) -> TracerProvider:
     return provider
 
 
-@pytest.mark.parametrize("made", [export.tracer_provider, theirs], ids=["ours", "theirs"])
+@pytest.mark.parametrize("made", [spans_export.tracer_provider, theirs], ids=["ours", "theirs"])
 def test_a_failing_span_processor_does_not_fail_a_run(db: Database, made: Callable[[Any], Any]) -> None:
     run = Shop().started(db, orders=2)
     spans.use_provider(made(Broken()))

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBasedTraceIdRatio
 from pipeline import TransientError
 from pipeline.client.publishing import publish
 from pipeline.store.database import Database
-from pipeline.telemetry.tracing import export, spans
+from pipeline.telemetry import spans, spans_export
 from tests.support.recorded_spans import Seen, about
 from tests.support.scripted_consumers import Shop, at_once
 
@@ -25,7 +25,7 @@ def test_a_retry_is_sampled_as_the_run_that_began_its_trace(db: Database, ratio:
             raise TransientError("not now")
 
     found = Seen()
-    found.provider.sampler = export.rotated_id_sampler(ParentBasedTraceIdRatio(ratio))
+    found.provider.sampler = spans_export.rotated_id_sampler(ParentBasedTraceIdRatio(ratio))
     spans.use_provider(found.provider)
     try:
         run = Shop(next=next_, failures=at_once()).started(db)
@@ -38,7 +38,7 @@ def test_a_retry_is_sampled_as_the_run_that_began_its_trace(db: Database, ratio:
 
 def test_an_always_off_sampler_drops_spans_of_sampled_callers_too(db: Database) -> None:
     found = Seen()
-    found.provider.sampler = export.rotated_id_sampler(ALWAYS_OFF)
+    found.provider.sampler = spans_export.rotated_id_sampler(ALWAYS_OFF)
     spans.use_provider(found.provider)
     try:
         shop = Shop()
@@ -56,5 +56,5 @@ def test_an_always_off_sampler_drops_spans_of_sampled_callers_too(db: Database) 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")])
 def test_the_standard_variables_turn_tracing_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    assert export.start("http://127.0.0.1:1", process_wide=False) is None
+    assert spans_export.start("http://127.0.0.1:1", process_wide=False) is None
     assert not spans.is_on()

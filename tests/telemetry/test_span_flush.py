@@ -12,7 +12,7 @@ import pytest
 
 _END = """
 import sys
-from pipeline.telemetry.tracing import export
+from pipeline.telemetry import spans_export as export
 provider = export.start(sys.argv[1], process_wide=False)
 provider.get_tracer("test").start_span("act").end()
 sent, leave = [], provider.shutdown

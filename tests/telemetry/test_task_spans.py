@@ -12,7 +12,7 @@ from pipeline.background.messages import DispatchMessage
 from pipeline.client.clients import BrokerClient, UnavailableError
 from pipeline.domain.states import PhaseTask
 from pipeline.tasks import messages, telemetry
-from pipeline.telemetry.tracing import context, export
+from pipeline.telemetry import spans, spans_export
 from tests.support.recorded_spans import Seen, seeing
 
 SECRET = "hush-4242"
@@ -24,7 +24,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
 
     with seeing() as found:
-        monkeypatch.setattr(export, "start", lambda *_, **__: found.provider)
+        monkeypatch.setattr(spans_export, "start", lambda *_, **__: found.provider)
         telemetry.start_tracing("http://anywhere")
         try:
             yield found
@@ -75,7 +75,7 @@ def test_a_task_has_its_own_trace_linked_to_its_sender(traced: Seen) -> None:
     tracer("some-id", (), {}, {"id": "some-id", "is_eager": True, "hostname": "here", "traceparent": caller})
     span = traced.one("run/pipeline.works")
     assert span.parent is None
-    assert [context.format_traceparent(link.context) for link in span.links] == [caller]
+    assert [spans.format_traceparent(link.context) for link in span.links] == [caller]
 
 
 @pytest.mark.parametrize(

@@ -523,7 +523,7 @@ SET status = x.status, error = x.error, error_type = x.error_type, finished_at =
 FROM requested x WHERE r.id = x.run AND r.id = ANY(ARRAY(SELECT run FROM requested)) RETURNING r.id
 """)
 
-#: A retry stays in the trace of the run it retries, as `pipeline.telemetry.tracing.context` computes it.
+#: A retry stays in the trace of the run it retries, as `pipeline.telemetry.spans` computes it.
 INSERT_RETRIES = Statement[StartedRunRow](f"""
 WITH stopped AS (
   SELECT r.* FROM pipeline.runs r

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pipeline.config import Settings, SettingsError
+from pipeline.telemetry import metrics_collector, metrics_endpoint, metrics_export
 from pipeline.telemetry.metrics import COUNTER, HISTOGRAM, METRICS, UP_DOWN
-from pipeline.telemetry.metrics_export import collector, meters, server
-from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals, Series, Value
-from pipeline.telemetry.metrics_export.meters import MetricsExport, is_pushed
-from pipeline.telemetry.metrics_export.server import MetricsEndpoint
+from pipeline.telemetry.metrics_collector import MetricChannel, MetricTotals, Series, Value
+from pipeline.telemetry.metrics_endpoint import MetricsEndpoint
+from pipeline.telemetry.metrics_export import MetricsExport, is_pushed
 from tests.deploy.known_names import OURS
 from tests.support.prometheus_scrapes import Scraped, answering, free_port, scrape
 from tests.support.recorded_metrics import Counted
@@ -38,7 +38,7 @@ def a_level(name: str, value: float, pid: int) -> Value:
 
 
 def shown(*values: Value) -> Scraped:
-    return Scraped(server.exposition(values))
+    return Scraped(metrics_endpoint.exposition(values))
 
 
 def test_sums_and_buckets_are_added_up_and_never_decrease() -> None:
@@ -64,13 +64,13 @@ def test_an_up_down_counter_ends_with_its_process() -> None:
 def test_series_beyond_the_limit_are_dropped_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(collector, "MAX_SERIES", 3)
+    monkeypatch.setattr(metrics_collector, "MAX_SERIES", 3)
     added = MetricTotals()
     for _ in range(2):
         added.add(a_sum(of=str(n)) for n in range(10))
     assert len(added.values()) == 3
     assert shown(*added.values()).sum("things_total") == 6
-    assert len([line for line in caplog.records if line.name == collector.log.name]) == 1
+    assert len([line for line in caplog.records if line.name == metrics_collector.log.name]) == 1
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def channel() -> Iterator[MetricChannel]:
 def test_values_too_large_for_one_datagram_are_sent_in_parts(
     channel: MetricChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "MAX_DATAGRAM_BYTES", 2_000)
+    monkeypatch.setattr(metrics_collector, "MAX_DATAGRAM_BYTES", 2_000)
     sent = [a_sum(of=f"number {n}", value=n) for n in range(60)]
     assert channel.send(sent) == []
     assert drained(channel) == {series.labels: numbers[0] for series, numbers in sent}
@@ -160,14 +160,14 @@ def test_an_endpoint_answers_in_the_requested_format_and_only_at_its_path(served
 
 
 def test_a_port_that_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(server, "BIND_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(metrics_endpoint, "BIND_RETRY_SECONDS", 0.05)
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         endpoint = MetricsEndpoint("127.0.0.1", port, lambda: [a_sum()])
         endpoint.start()
     assert answering(port).sum("things_total") == 1
     endpoint.close()
-    warned = [line for line in caplog.records if line.levelname == "WARNING" and line.name == server.log.name]
+    warned = [line for line in caplog.records if line.levelname == "WARNING" and line.name == metrics_endpoint.log.name]
     assert len(warned) == 1
 
 
@@ -184,15 +184,15 @@ def test_metrics_are_pushed_if_nothing_is_scraped_or_if_requested(
 
 
 def test_a_port_without_the_exporter_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meters, "find_spec", lambda name: None if name == "prometheus_client" else object())
-    meters.require_exporter(Settings())
+    monkeypatch.setattr(metrics_export, "find_spec", lambda name: None if name == "prometheus_client" else object())
+    metrics_export.require_exporter(Settings())
     with pytest.raises(SettingsError, match=r"PIPELINE_METRICS_PORT: .*pip install 'pipeline\[otel\]'"):
-        meters.require_exporter(Settings(metrics_port=1))
+        metrics_export.require_exporter(Settings(metrics_port=1))
 
 
 def test_the_copy_of_a_reader_in_a_fork_hands_nothing_over(channel: MetricChannel) -> None:
     """The SDK restarts its thread in a fork; then counts from before the fork would be sent twice."""
-    provider = collector.meter_provider([collector.handover_reader(channel)])
+    provider = metrics_collector.meter_provider([metrics_collector.handover_reader(channel)])
     provider.get_meter("shop").create_counter("shop.orders").add(2)
     pid = os.fork()
     if pid == 0:

@@ -23,8 +23,8 @@ from pipeline.domain.workflows import OnUncertain
 from pipeline.store.connections import CallerConnection
 from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import gauges as reads_gauges
+from pipeline.telemetry import metrics_collector
 from pipeline.telemetry.metrics import METRICS
-from pipeline.telemetry.metrics_export import collector
 from pipeline.testing import Inline
 from pipeline.transitions import breakers, events, registration, starts, sweeps, workflows
 from pipeline.worker.crash_points import CrashPoint
@@ -304,11 +304,11 @@ def test_the_age_of_gauges_grows_while_they_cannot_be_read(db: Database, monkeyp
 
 
 def test_the_age_of_gauges_is_served_also_when_the_database_is_down(silence: int) -> None:
-    reader = collector.pull_reader()
-    provider = collector.meter_provider([reader])
+    reader = metrics_collector.pull_reader()
+    provider = metrics_collector.meter_provider([reader])
     away = Gauges(Database.connect_unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), timeout=0.3)
     away.register(provider.get_meter("pipeline"))
-    _, found = collector.points_of(reader.get_metrics_data())
+    _, found = metrics_collector.points_of(reader.get_metrics_data())
     assert {series.name for series, _ in found} == {UP, AGE}
     provider.shutdown()
 

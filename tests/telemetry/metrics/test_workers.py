@@ -173,9 +173,8 @@ def test_without_a_port_every_process_pushes_its_metrics_to_the_collector(instal
 
 def test_without_a_port_or_an_endpoint_the_sdk_is_not_imported() -> None:
     wanted = "pipeline.tasks.signals, pipeline.tasks.phases, pipeline.cli.metrics, pipeline.background.sweeps"
-    exports = "pipeline.telemetry.metrics_export"
     names = "opentelemetry.sdk, opentelemetry.instrumentation, opentelemetry.exporter, prometheus_client, flower, "
-    names += f"{exports}.collector, {exports}.server"
+    names += "pipeline.telemetry.metrics_collector, pipeline.telemetry.metrics_endpoint"
     start = "pipeline.tasks.signals.start_child()"  # as in every child of a worker
     code = f"import sys, {wanted}; {start}; print([n for n in {names.split(', ')!r} if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

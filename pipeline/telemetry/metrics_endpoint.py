@@ -15,7 +15,7 @@ from prometheus_client.exposition import MetricsHandler, generate_latest
 from prometheus_client.registry import Collector
 
 from pipeline.telemetry.metrics import COUNTER, HISTOGRAM, prometheus_name
-from pipeline.telemetry.metrics_export.collector import Numbers, Series, Value
+from pipeline.telemetry.metrics_collector import Numbers, Series, Value
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from urllib.request import getproxies, proxy_bypass
 from opentelemetry import trace
 
 from pipeline.config import SettingsError
+from pipeline.telemetry import spans
 from pipeline.telemetry.metrics import is_configured
-from pipeline.telemetry.tracing import spans
-from pipeline.telemetry.tracing.spans import SCOPE, Span
+from pipeline.telemetry.spans import SCOPE, Span
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pipeline.config import Settings, SettingsError
 from pipeline.telemetry import metrics
 
 if TYPE_CHECKING:
-    from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals, Value
-    from pipeline.telemetry.metrics_export.server import MetricsEndpoint
+    from pipeline.telemetry.metrics_collector import MetricChannel, MetricTotals, Value
+    from pipeline.telemetry.metrics_endpoint import MetricsEndpoint
 
 FLUSH_SECONDS = 3.0  #: seconds that an ending process waits for its last export
 #: Adds gauges to a meter.
@@ -79,7 +79,7 @@ class MetricsExport:
     def open_channel(self) -> None:
         """Create the channel of the children, before this process forks."""
         if self.is_served and self.is_forking:
-            from pipeline.telemetry.metrics_export.collector import MetricChannel
+            from pipeline.telemetry.metrics_collector import MetricChannel
 
             self.channel = MetricChannel()
 
@@ -87,9 +87,12 @@ class MetricsExport:
         """Start to count and export. Call it once per process, after the first children were forked."""
         if not self.is_enabled:
             return
-        from pipeline.telemetry.metrics_export import collector
+        from pipeline.telemetry import metrics_collector
 
-        self.totals, self.reader = collector.MetricTotals(), collector.pull_reader() if self.is_served else None
+        self.totals, self.reader = (
+            metrics_collector.MetricTotals(),
+            metrics_collector.pull_reader() if self.is_served else None,
+        )
         self._use_readers([self.reader] if self.is_served else [], process_wide=not self.is_forking)
         meter = self.provider.get_meter(metrics.SCOPE)
         for register in registers:
@@ -98,7 +101,7 @@ class MetricsExport:
             receive = self.channel.receive
             threading.Thread(target=receive, args=(self.totals,), name="pipeline-metrics-receiver", daemon=True).start()
         if self.settings.metrics_port is not None:
-            from pipeline.telemetry.metrics_export.server import MetricsEndpoint
+            from pipeline.telemetry.metrics_endpoint import MetricsEndpoint
 
             self.endpoint = MetricsEndpoint(self.settings.metrics_host, self.settings.metrics_port, self.scrape)
             self.endpoint.start()
@@ -107,14 +110,14 @@ class MetricsExport:
         """Start to count in a forked child, and hand over to the parent."""
         if not self.is_enabled:
             return
-        from pipeline.telemetry.metrics_export import collector
+        from pipeline.telemetry import metrics_collector
 
         self.pid, self.is_forking = os.getpid(), False
         if self.endpoint is not None:
             self.endpoint.close_inherited_socket()
             self.endpoint = None
         self._use_readers(
-            [collector.handover_reader(self.channel)] if self.channel is not None else [], process_wide=True
+            [metrics_collector.handover_reader(self.channel)] if self.channel is not None else [], process_wide=True
         )
 
     def end(self, timeout: float = FLUSH_SECONDS) -> None:
@@ -133,19 +136,19 @@ class MetricsExport:
 
     def scrape(self) -> "list[Value]":
         """Return the counts of this process and its children, and the gauges."""
-        from pipeline.telemetry.metrics_export import collector
+        from pipeline.telemetry import metrics_collector
 
         assert self.totals is not None
         with self._scraping:
-            counts, gauges = collector.points_of(self.reader.get_metrics_data())
+            counts, gauges = metrics_collector.points_of(self.reader.get_metrics_data())
             self.totals.add(counts)
             return [*self.totals.values(), *gauges]
 
     def _use_readers(self, readers: list[Any], *, process_wide: bool) -> None:
-        from pipeline.telemetry.metrics_export import collector
+        from pipeline.telemetry import metrics_collector
 
-        pushed = [collector.push_reader(self.settings.otlp_endpoint)] if is_pushed(self.settings) else []
-        self.provider = collector.meter_provider([*readers, *pushed])
+        pushed = [metrics_collector.push_reader(self.settings.otlp_endpoint)] if is_pushed(self.settings) else []
+        self.provider = metrics_collector.meter_provider([*readers, *pushed])
         metrics.use_provider(self.provider)
         if process_wide and not metrics.is_configured(api.get_meter_provider()):
             api.set_meter_provider(self.provider)
