@@ -488,6 +488,62 @@ CREATE TABLE pipeline.archive (
 )
     """,
     """
+CREATE TABLE pipeline.bulk_previews (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    act TEXT NOT NULL,
+    created_by TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    workflows TEXT[] NOT NULL,
+    request JSONB NOT NULL,
+    items JSONB NOT NULL,
+    item_count INTEGER NOT NULL,
+    left_out JSONB DEFAULT '{}' NOT NULL,
+    reason TEXT DEFAULT '' NOT NULL,
+    committed_by TEXT,
+    committed_at TIMESTAMP WITH TIME ZONE,
+    progress_at TIMESTAMP WITH TIME ZONE,
+    done_count INTEGER DEFAULT 0 NOT NULL,
+    updated JSONB DEFAULT '[]' NOT NULL,
+    refused JSONB DEFAULT '{}' NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    discarded_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT bulk_previews_pk PRIMARY KEY (id),
+    CONSTRAINT bulk_previews_committed_by_name CHECK ((committed_at IS NULL) = (committed_by IS NULL)),
+    CONSTRAINT bulk_previews_finished_was_committed CHECK ((finished_at IS NOT NULL) <= (committed_at IS NOT NULL)),
+    CONSTRAINT bulk_previews_committed_or_discarded CHECK (num_nonnulls(committed_at, discarded_at) <= 1),
+    CONSTRAINT bulk_previews_done_within_items CHECK (done_count BETWEEN 0 AND item_count),
+    CONSTRAINT bulk_previews_act_known CHECK (act IN ('happened', 'did_not_happen', 'skip', 'try_again', 'approve', 'reject', 'import', 'release_event', 'skip_event'))
+)
+    """,
+    """
+CREATE INDEX bulk_previews_created ON pipeline.bulk_previews (created_at)
+    """,
+    """
+CREATE TABLE pipeline.api_requests (
+    caller TEXT NOT NULL,
+    key TEXT NOT NULL,
+    request_hash TEXT NOT NULL,
+    begun_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    status INTEGER,
+    answer JSONB,
+    CONSTRAINT api_requests_pk PRIMARY KEY (caller, key)
+)
+    """,
+    """
+CREATE INDEX api_requests_begun ON pipeline.api_requests (begun_at)
+    """,
+    """
+CREATE TABLE pipeline.saved_views (
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    page TEXT NOT NULL,
+    query TEXT NOT NULL,
+    saved_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT saved_views_pk PRIMARY KEY (owner, name)
+)
+    """,
+    """
 CREATE FUNCTION pipeline.routes(of text, names text[])
 RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, schema_digest text, handlers integer[])
 LANGUAGE plpgsql VOLATILE AS $$
@@ -741,6 +797,9 @@ EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 )
 
 TABLES = (
+    "saved_views",
+    "api_requests",
+    "bulk_previews",
     "archive",
     "cursors",
     "breakers",

@@ -96,6 +96,20 @@ class WorkflowControls:
             consequence=next_step if before.maintenance else "Nothing was changed.",
         )
 
+    def run_producer(self, name: str, handler: str, by: Actor) -> ControlResult:
+        """Let a producer run now, whatever its schedule."""
+        with self.db.transaction() as tx:
+            before = _workflow(tx, name)
+            workflows.run_producer(tx, name, handler, by)
+        self.wake_workflow(name)
+        is_held = before.desired == DesiredStatus.PAUSED or before.maintenance
+        return ControlResult(
+            workflow=name,
+            is_changed=True,
+            message=f"{handler} is due now.",
+            consequence="It runs when the workflow may start runs again." if is_held else "It runs at once.",
+        )
+
 
 _STILL_IN_MAINTENANCE = (
     "It stays in maintenance: no run starts until new code is deployed, or until `pipeline maintenance exit`."

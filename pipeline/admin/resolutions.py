@@ -197,6 +197,12 @@ class Resolutions:
             raise InvalidInputError(f"There is no mutation {mutation_id}. `pipeline mutations` lists those that wait.")
         return self._summary(rows[0])
 
+    def mutations_by_id(self, ids: Sequence[UUID]) -> list[MutationSummary]:
+        """Return the mutations with these ids, of any status. Ids without a mutation are left out."""
+        with self.db.transaction() as tx:
+            rows = ledger.mutations_by_status(tx, statuses=tuple(MutationStatus), ids=list(ids), limit=len(ids))
+        return [self._summary(row) for row in rows]
+
     def resolve(
         self,
         mutation_id: UUID,

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
+from pipeline.domain.bulk import BulkAct
 from pipeline.domain.renames import NameKind
 from pipeline.domain.states import (
     DeliveryStatus,
@@ -80,6 +81,7 @@ AfterFailedMutationText = Annotated[str, AfterFailedMutation]
 OnUncertainText = Annotated[str, OnUncertain]
 OnLogicErrorText = Annotated[str, OnLogicError]
 OnExhaustedText = Annotated[str, OnExhausted]
+BulkActText = Annotated[str, BulkAct]
 
 NOW = "pipeline.clock()"  #: default of a column with the time at which its row was inserted
 NEW_ID = "pipeline.uuid7()"
@@ -678,4 +680,78 @@ archive = table(
     "archive",
     ArchivedRow,
     sa.PrimaryKeyConstraint("kind", "id"),
+)
+
+
+class BulkPreviewRow(Protocol):
+    """A row of ``bulk_previews``."""
+
+    id: UUID = column(primary_key=True, default=NEW_ID)
+    act: BulkActText
+    created_by: str
+    created_at: datetime = column(default=NOW)
+    expires_at: datetime
+    workflows: list[str]  #: of its items; a caller needs the right to all of them
+    request: Any = column(nullable=False)
+    items: Any = column(nullable=False)  #: the exact items, each with its state
+    item_count: int
+    left_out: Any = column(nullable=False, default="'{}'")  #: how many are not in it, by reason
+    reason: str = column(default="''")
+    committed_by: str | None
+    committed_at: datetime | None
+    progress_at: datetime | None  #: when its commit last reported
+    done_count: int = column(default="0")
+    updated: Any = column(nullable=False, default="'[]'")
+    refused: Any = column(nullable=False, default="'{}'")  #: before the commit: what would be refused, and why
+    finished_at: datetime | None
+    discarded_at: datetime | None
+
+
+#: A frozen preview of an act on many mutations or events, and what became of it.
+bulk_previews = table(
+    "bulk_previews",
+    BulkPreviewRow,
+    check("committed_by_name", "(committed_at IS NULL) = (committed_by IS NULL)"),
+    check("finished_was_committed", "(finished_at IS NOT NULL) <= (committed_at IS NOT NULL)"),
+    check("committed_or_discarded", "num_nonnulls(committed_at, discarded_at) <= 1"),
+    check("done_within_items", "done_count BETWEEN 0 AND item_count"),
+    index("bulk_previews_created", "created_at"),
+)
+
+
+class ApiRequestRow(Protocol):
+    """A row of ``api_requests``."""
+
+    caller: str
+    key: str
+    request_hash: str
+    begun_at: datetime = column(default=NOW)
+    status: int | None  #: of the HTTP answer; null while the request runs
+    answer: Any  #: its body and headers
+
+
+#: Answers to requests of the HTTP API that carried an Idempotency-Key.
+api_requests = table(
+    "api_requests",
+    ApiRequestRow,
+    sa.PrimaryKeyConstraint("caller", "key"),
+    index("api_requests_begun", "begun_at"),
+)
+
+
+class SavedViewRow(Protocol):
+    """A row of ``saved_views``."""
+
+    owner: str
+    name: str
+    page: str
+    query: str  #: the query string of the page
+    saved_at: datetime = column(default=NOW)
+
+
+#: Filters that an operator named, to open a page with them again.
+saved_views = table(
+    "saved_views",
+    SavedViewRow,
+    sa.PrimaryKeyConstraint("owner", "name"),
 )

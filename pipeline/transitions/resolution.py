@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.domain.errors import NotFoundError, StaleWriteError, StateChangedError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, StaleWriteError, StateChangedError
 from pipeline.domain.mutation_state import state_changes
 from pipeline.domain.payloads import checked_name, storable_text
 from pipeline.domain.states import Evidence, MutationId, MutationStatus, Resolver
@@ -41,6 +41,14 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: s
     )
     audit.record(tx, by, "mutation.acknowledge", **audit.subject_of(row))
     return row
+
+
+def note(tx: Transaction, mutation_id: MutationId, by: Actor) -> None:
+    """Add a note of an operator to the audit of a mutation. Its state stays."""
+    if not by.reason:
+        raise InvalidInputError(f"{by.name} gave an empty note; expected a text.")
+    row = _mutation_row(tx, mutation_id)
+    audit.record(tx, by, "mutation.note", **audit.subject_of(row))
 
 
 def happened(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError, UnresolvedError
 from pipeline.domain.values import Actor
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
@@ -92,6 +92,15 @@ def exit_maintenance(tx: Transaction, workflow: str, by: Actor) -> None:
         _reset_failures(tx, workflow)
         audit.record(tx, by, "workflow.exit_maintenance", workflow=workflow)
         tx.log_on_commit("workflow.maintenance_exited", workflow=workflow, actor=by.name)
+
+
+def run_producer(tx: Transaction, workflow: str, handler: str, by: Actor) -> None:
+    """Let a producer run now for an operator. Its schedule goes on after that run."""
+    _lock(tx, workflow)
+    if tx.first(handler_store.RUN_PRODUCER_NOW, workflow=workflow, name=handler) is None:
+        producers = [row.name for row in work.handlers(tx, workflow) if row.kind == HandlerKind.PRODUCER]
+        raise NotFoundError(f"producer of workflow {workflow!r} named", handler, producers)
+    audit.record(tx, by, f"producer.run {handler}", workflow=workflow)
 
 
 def raise_watermarks(tx: Transaction) -> None:

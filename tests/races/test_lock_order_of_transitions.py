@@ -427,6 +427,10 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
             tx, [{"workflow": "billing", "run": run.id, "kind": BlockKind.RECONCILIATION, "reason": "asked"}]
         ),
     ),
+    "workflows.run_producer": (
+        lambda _: None,
+        lambda tx, _: workflows.run_producer(tx, "billing", "poll", SOMEBODY),
+    ),
     "workflows.enter_maintenance": (
         at(Phase.PREPARED),
         lambda tx, _: workflows.enter_maintenance(tx, "billing", "wrong code"),
@@ -446,8 +450,15 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
 
 #: Public functions of ``transitions`` that lock no row of the order.
 LOCKLESS = {
+    "api_requests.begin",
+    "api_requests.forget",
+    "api_requests.save_answer",
     "audit.record",
     "audit.subject_of",
+    "bulk.discard",
+    "bulk.freeze",
+    "bulk.record_progress",
+    "bulk.take",
     "events.check_event",
     "events.event_rows",
     "events.unknown_topic_error",
@@ -467,6 +478,9 @@ LOCKLESS = {
     "results.match_results",
     "results.requested_events",
     "results.reservation_error",
+    "saved_views.delete",
+    "saved_views.save",
+    "resolution.note",
     "sweeps.save_report",
     "sweeps.take_slot",
 }

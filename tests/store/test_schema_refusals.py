@@ -13,11 +13,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from pipeline.domain.bulk import BulkAct, NewPreview
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.store.schema import metadata
-from pipeline.transitions import breakers, workflows
+from pipeline.transitions import api_requests, breakers, bulk, saved_views, workflows
 from tests import factories as make
 from tests.support import schema_catalog
 
@@ -70,6 +71,18 @@ def in_maintenance(db: Database) -> dict[str, Any]:
 
 
 pending, preparing, prepared = run_in(Phase.PENDING), run_in(Phase.PREPARING), run_in(Phase.PREPARED)
+
+
+def previewed(db: Database) -> dict[str, Any]:
+    """A frozen preview, an answer of the API and a saved view."""
+    new = NewPreview(
+        act=BulkAct.SKIP, created_by="ada", workflows=(), request={}, items=({"subject": "1"},), refused={}, left_out={}
+    )
+    with db.transaction() as tx:
+        bulk.freeze(tx, new)
+        api_requests.begin(tx, "ada", "k", "h")
+        saved_views.save(tx, "ada", "mine", page="inbox", query="")
+    return {}
 
 
 def held_back(db: Database) -> dict[str, Any]:
@@ -284,7 +297,32 @@ CASES = (
         given=fresh,
         write="INSERT INTO pipeline.maintenance_tasks (workflow, reason) VALUES ('nowhere', '')",
     ),
+    Case(refused_by="bulk_previews_act_known", given=previewed, write="UPDATE pipeline.bulk_previews SET act = 'drop'"),
+    Case(
+        refused_by="bulk_previews_committed_by_name",
+        given=previewed,
+        write="UPDATE pipeline.bulk_previews SET committed_at = pipeline.clock()",
+    ),
+    Case(
+        refused_by="bulk_previews_finished_was_committed",
+        given=previewed,
+        write="UPDATE pipeline.bulk_previews SET finished_at = pipeline.clock()",
+    ),
+    Case(
+        refused_by="bulk_previews_committed_or_discarded",
+        given=previewed,
+        write="""UPDATE pipeline.bulk_previews SET committed_at = pipeline.clock(), committed_by = 'ada',
+                 discarded_at = pipeline.clock()""",
+    ),
+    Case(
+        refused_by="bulk_previews_done_within_items",
+        given=previewed,
+        write="UPDATE pipeline.bulk_previews SET done_count = 2",
+    ),
     # at most one
+    doubled("bulk_previews_pk", previewed, "bulk_previews"),
+    doubled("api_requests_pk", previewed, "api_requests"),
+    doubled("saved_views_pk", previewed, "saved_views"),
     doubled("workflows_pk", fresh, "workflows"),
     doubled("topics_pk", fresh, "topics"),
     doubled("handlers_pk", fresh, "handlers", name="'another'"),

@@ -8,7 +8,7 @@ from sqlalchemy.dialects import postgresql
 
 from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import HandlerSpec
-from pipeline.domain.workflows import OnUncertain
+from pipeline.domain.workflows import HandlerKind, OnUncertain
 from pipeline.store import schema
 from pipeline.store.database import Command, Statement
 from pipeline.store.rows import HandlerIdRow, HandlerStateRow, HorizonRow, SharedStateRow
@@ -113,6 +113,11 @@ CLEAR_UNCLAIMED = Command("""
 WITH locked AS (SELECT id FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE)
 UPDATE pipeline.handlers h SET retry_at = NULL, unclaimed_since = NULL
 FROM locked WHERE h.id = locked.id AND h.unclaimed_since IS NOT NULL
+""")
+
+RUN_PRODUCER_NOW = Statement[HandlerIdRow](f"""
+UPDATE pipeline.handlers SET next_run_at = least(next_run_at, pipeline.clock()), retry_at = NULL
+WHERE workflow = :workflow AND name = :name AND kind = '{HandlerKind.PRODUCER}' AND NOT retired RETURNING id
 """)
 
 RESET_HANDLER_FAILURES = Command("""
