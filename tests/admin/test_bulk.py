@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.admin.bulk import BulkActs, BulkPreview, ImportOptions, MutationSelection
-from pipeline.admin.given_results import NO_RESULT, GivenResult
+from pipeline.admin.given_results import GivenResult
 from pipeline.admin.notes import PRESENCE_SECONDS, Presence, add_note, notes
 from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine, QuarantineFilter
@@ -168,7 +168,3 @@ def test_notes_are_listed_and_presence_ends_by_itself(db: Database) -> None:
     assert presence.enter(mutation_id, "bob") == []
     now[0] = PRESENCE_SECONDS
     assert presence.enter(mutation_id, "ada") == []
-    assert questions.resolutions.resolve(mutation_id, ResolutionKind.HAPPENED, ADA, result=_UNCHECKED) is None
-
-
-_UNCHECKED = GivenResult(value=NO_RESULT.value, is_unchecked=True)
