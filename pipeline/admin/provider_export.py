@@ -5,7 +5,6 @@ declares the export complete: then it did not happen. The operator also says whe
 """
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 from pipeline.admin.given_results import GivenResult
 from pipeline.admin.resolutions import MatchCandidate, MutationSummary, Resolution, ResolutionKind
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.payloads import parsed_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +107,7 @@ def _cell(row: Mapping[str, Any], column: str) -> Any:
 
 def _parsed(value: Any, column: str) -> Any:
     """Return a result from a cell. The text of a CSV file is JSON."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise InvalidInputError(f"The column {column!r} has a text that is no JSON: {error}.") from None
+    return parsed_json(value, what=f"The text of the column {column!r}") if isinstance(value, str) else value
 
 
 def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list[Mapping[str, Any]]]:
@@ -158,10 +153,7 @@ def _read_json_lines(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_object(line: str, number: int, path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InvalidInputError(f"Line {number} of {path.name} is no JSON: {error}.") from None
+    row = parsed_json(line, what=f"Line {number} of {path.name}")
     if not isinstance(row, dict):
         raise InvalidInputError(f"Line {number} of {path.name} is a {type(row).__name__}; expected an object.")
     return row

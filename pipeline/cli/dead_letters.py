@@ -187,6 +187,9 @@ def _receive(queue: Any) -> Any:
 def _broker_channel(celery: Any) -> Iterator[Any]:
     from kombu.exceptions import OperationalError
 
+    from pipeline.tasks import message_limits
+
+    message_limits.bound_decompression()
     with celery.connection_for_write() as connection:
         try:
             connection.ensure_connection(max_retries=1, interval_start=0)

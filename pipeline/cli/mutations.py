@@ -1,6 +1,5 @@
 """Commands ``pipeline mutations``, ``resolve``, ``resolve-from``, ``approve``, ``reject`` and ``acknowledge``."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from pipeline.admin.workflows import workflow_holds
 from pipeline.cli import common, tables
 from pipeline.cli.runs import print_advice, print_timeline
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.payloads import parsed_json
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 
@@ -435,9 +435,4 @@ def _repeat_preview(found: MutationSummary, hold: str) -> str:
 
 
 def _parse_result(text: str | None) -> Any:
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f'--result is no JSON: {error}. Expected for example \'{{"id": "ch_1"}}\'.') from None
+    return None if text is None else parsed_json(text, what="--result", expected='for example \'{"id": "ch_1"}\'')

@@ -1,6 +1,5 @@
 """Command ``pipeline publish``: publish events from an argument, a file or standard input."""
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -8,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -19,7 +18,7 @@ from pipeline.client.publishing import EventInput, Receipt, parse_event, parse_e
 from pipeline.client.publishing import publish as publish_in
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.payloads import distinct_keys
+from pipeline.domain.payloads import parsed_json
 from pipeline.domain.values import Limits
 from pipeline.store.database import Database
 from pipeline.telemetry import spans
@@ -131,7 +130,7 @@ def _publish_batches(
 
 def _single_event(topic: str, message_id: str, payload: str) -> Batches:
     yield list(
-        parse_events([{"topic": topic, "message_id": message_id, "payload": _parse_json(payload, "the payload")}])
+        parse_events([{"topic": topic, "message_id": message_id, "payload": parsed_json(payload, what="The payload")}])
     )
 
 
@@ -171,7 +170,7 @@ def _events(line: bytes, number: int, topic: str) -> list[EventInput]:
     text = _decode(line, number)
     if not text.strip():
         return []
-    row = _parse_json(text, f"line {number}")
+    row = parsed_json(text, what=f"Line {number}")
     if not isinstance(row, dict):
         raise InvalidInputError(f"Line {number} is a {type(row).__name__}; expected an object with message_id.")
     return [parse_event({"topic": topic, **row}, f"Line {number}")]
@@ -182,15 +181,6 @@ def _decode(line: bytes, number: int) -> str:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"Line {number} is no UTF-8 text: {error.reason} at byte {error.start}.") from None
-
-
-def _parse_json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=distinct_keys)
-    except RecursionError:
-        raise InvalidInputError(f"{what.capitalize()} is nested too deeply to be read.") from None
-    except ValueError as error:
-        raise InvalidInputError(f"{what.capitalize()} is no JSON: {error}.") from None
 
 
 def _print_tally(tally: PublishTally, workflow: str, *, as_json: bool) -> None:

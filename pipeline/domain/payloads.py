@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.domain.errors import PayloadError
+from pipeline.domain.errors import InvalidInputError, PayloadError
 
 _JSON_VALUES = "a JSON object, array, string, number, boolean or null"
 _STORABLE = "text without NUL and lone surrogates"
@@ -96,6 +96,17 @@ def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
         raise ValueError(f"the key {_quoted(twice)} is there twice")
     return found
+
+
+def parsed_json(text: str, *, what: str, expected: str = "") -> Any:
+    """Parse JSON from outside; raise ``InvalidInputError`` that names what it is."""
+    try:
+        return json.loads(text, object_pairs_hook=distinct_keys)
+    except RecursionError:
+        problem = "is nested too deeply to be read"
+    except ValueError as error:
+        problem = f"is no JSON: {error}"
+    raise InvalidInputError(f"{what} {problem}.{expected and f' Expected {expected}.'}")
 
 
 def json_payload(value: Any, *, what: str) -> Any:

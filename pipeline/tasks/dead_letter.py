@@ -3,7 +3,7 @@
 A message may be the only copy of an event, so none is dropped. A message is moved unchanged, with the reason in its
 headers, when
 
-- it cannot be read,
+- it cannot be read, or is larger or deeper than ``message_limits`` allows,
 - it names no task, or
 - it names a task that no worker has.
 
@@ -22,6 +22,7 @@ from celery.worker.consumer import Consumer
 from kombu.exceptions import ChannelError, ContentDisallowed
 
 from pipeline.celery import app
+from pipeline.tasks import message_limits
 from pipeline.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -130,10 +131,15 @@ def _read_depth(found: list[int], timeout: float) -> None:
 #: What Celery raises for a malformed message. Uncaught, it would end this worker, and then the next one.
 _MALFORMED_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 _REQUEUE_DELAY = 1.0  #: seconds
+_TOO_DEEP = f"its body is nested deeper than {message_limits.MAX_DEPTH} levels"
 
 
 class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Celery's consumer that moves messages to the dead-letter queue instead of discarding them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        message_limits.bound_decompression()
+        super().__init__(*args, **kwargs)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Move a message whose body cannot be read."""
@@ -163,6 +169,11 @@ class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no typ
 
         def received(message: Any) -> Any:
             message.reject_log_error = partial(self._return_message, message)
+            try:
+                if not message.errors and message_limits.is_too_deep(message.payload):
+                    return self._dead_letter(message, DeadLetterKind.INVALID, _TOO_DEEP, None)
+            except Exception as error:  # noqa: BLE001 - whatever the parser raises, the body cannot be read
+                return self.on_decode_error(message, error)
             try:
                 return handle(message)
             except _MALFORMED_ERRORS as error:

@@ -1,10 +1,13 @@
 """Unreadable messages and unknown tasks are kept unchanged and never shown; an operator decides."""
 
 import base64
+import bz2
 import gzip
 import json
+import lzma
 import pickle
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from celery import Celery
 
 from pipeline.client import BrokerClient
 from pipeline.domain.values import TopicSpec, WorkflowSpec
+from pipeline.tasks import message_limits
 from pipeline.transitions import registration
 from tests.support import dead_letter_scenario
 from tests.support.installation import RARE, Installation
@@ -102,6 +106,39 @@ def test_unreadable_and_unknown_messages_are_kept_unchanged_and_never_shown(
     assert "pipeline.publsh" in said
     after = scrape(PORT).by("pipeline_dead_letters_total", "kind")
     assert {kind: after[kind] - before[kind] for kind in expected} == expected
+
+
+def test_a_deeply_nested_body_or_a_compressed_bomb_is_kept_and_ends_no_worker(
+    shop: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
+    methods: dict[str, Callable[[bytes], bytes]] = {
+        "x-gzip": zlib.compress,
+        "x-bz2": bz2.compress,
+        "x-lzma": lzma.compress,
+    }
+    deep: Any = 0
+    for _ in range(480):
+        deep = [deep]
+    event = {**EVENT, "message_id": "deep", "payload": deep}
+    theirs.send_task(
+        "pipeline.publish", kwargs={"workflow": "shop", "events": [event]}, queue="pipeline.schedule", serializer="json"
+    )
+    put(theirs, b"[" * 100_000, id="deeper", task="pipeline.publish")
+    for method, compress in methods.items():
+        bomb = compress(b'["' + b"0" * (message_limits.MAX_BODY + 1) + b'"]')
+        put(theirs, bomb, id="bomb", task="pipeline.publish", compression=f"application/{method}")
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == 5, within=60, every=0.1, why="all five are kept")
+    wait_for(lambda: broker.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
+    reasons = sorted(entry["headers"]["dead-letter-reason"] for entry in dead_letters(broker))
+    assert [("nested" in reason, "cannot be read" in reason) for reason in reasons] == [(False, True)] * 4 + [
+        (True, False)
+    ], reasons
+    with dead_letter_scenario.shell(shop) as refused:
+        assert len(refused.listed()) == 5, "the command unpacks no more than the worker"
+    BrokerClient(theirs).publish("shop", [{**EVENT, "message_id": "after the bombs"}])
+    shop.published.append("after the bombs")
+    shop.all_done_once()
+    assert shop.nodes[0].process.poll() is None, "the worker lives on"
 
 
 def test_an_operator_lists_sends_back_and_drops_unreadable_messages(

@@ -16,6 +16,7 @@ from pipeline.cli import common
 from pipeline.cli import publish as command
 from pipeline.cli.main import build_app
 from pipeline.domain.errors import InvalidInputError, PayloadError
+from pipeline.domain.payloads import parsed_json
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline
 from tests.support.wait import wait_for
@@ -77,7 +78,7 @@ def test_a_bad_line_is_named_by_its_number_and_events_before_it_stay(
 
 
 def test_an_interruption_reports_the_events_before_it(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_parse_json", interrupted_at(1200, command._parse_json))
+    monkeypatch.setattr(command, "parsed_json", interrupted_at(1200, parsed_json))
     done = run("--file", "-", given=lines(2000))
     assert "1000 new, 0 repeated, 0 replaced before this error; they stay" in done.stderr
     assert published(db) == 1000
@@ -85,9 +86,9 @@ def test_an_interruption_reports_the_events_before_it(run: Run, db: Database, mo
 
 def interrupted_at(number: int, read: Callable[..., Any]) -> Callable[..., Any]:
     def reads(text: str, what: str) -> Any:
-        if what == f"line {number}":
+        if what == f"Line {number}":
             raise KeyboardInterrupt
-        return read(text, what)
+        return read(text, what=what)
 
     return reads
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.domain.errors import PayloadError
+from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.domain.payloads import (
     checked_json,
     checked_name,
@@ -23,6 +23,7 @@ from pipeline.domain.payloads import (
     distinct_keys,
     is_plain,
     json_copy,
+    parsed_json,
     storable_text,
 )
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
@@ -286,3 +287,16 @@ def test_of_two_values_for_one_key_neither_counts() -> None:
     assert json.loads('{"a": {"b": 1}, "b": 2}', object_pairs_hook=distinct_keys) == {"a": {"b": 1}, "b": 2}
     with pytest.raises(ValueError, match=r"the key 'b\\n' is there twice"):
         json.loads('[{"a": 1, "b\\n": 1, "b\\n": 2}]', object_pairs_hook=distinct_keys)
+
+
+def test_json_from_outside_is_read_or_refused_with_what_it_is() -> None:
+    assert parsed_json('{"id": "ch_1"}', what="--result") == {"id": "ch_1"}
+    for text, problem in (
+        ("{", "Line 3 is no JSON"),
+        ('{"a": 1, "a": 2}', "is there twice"),
+        ("[" * 100_000, "Line 3 is nested too deeply to be read"),
+    ):
+        with pytest.raises(InvalidInputError, match=problem):
+            parsed_json(text, what="Line 3")
+    with pytest.raises(InvalidInputError, match=r"Expected for example 1\.$"):
+        parsed_json("", what="--result", expected="for example 1")
