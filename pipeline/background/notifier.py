@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 from pipeline.background.messages import SweepReport
 from pipeline.store.database import Database
-from pipeline.transitions import notices
+from pipeline.transitions import housekeeping
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def deliver_notices(db: Database, notifier: Notifier) -> SweepReport:
     """Deliver the next page of notices. A notice that its receiver refuses is sent again by a later pass."""
     report, ends_at = SweepReport(), time.monotonic() + _PASS_SECONDS
     with db.transaction() as tx:
-        page = notices.next_page(tx)
+        page = housekeeping.next_notices(tx)
     for row in page.rows:
         notice = Notice(
             kind=row.kind, workflow=row.workflow, subject=row.subject, reason=row.reason, since=row.since.isoformat()
@@ -92,7 +92,7 @@ def deliver_notices(db: Database, notifier: Notifier) -> SweepReport:
             break
     delivered, undelivered = (report.counts.get(name, 0) for name in ("delivered", "undelivered"))
     with db.transaction() as tx:
-        notices.save_position(tx, page, delivered=delivered, undelivered=undelivered)
+        housekeeping.save_notice_position(tx, page, delivered=delivered, undelivered=undelivered)
     return report
 
 
@@ -104,5 +104,5 @@ def _deliver(db: Database, notifier: Notifier, notice: Notice) -> bool:
         log.warning("a notice could not be delivered: %s", error)
         return False
     with db.transaction() as tx:
-        notices.mark_delivered(tx, notice.kind, notice.subject)
+        housekeeping.mark_notice_delivered(tx, notice.kind, notice.subject)
     return True

@@ -4,7 +4,7 @@ import time
 
 from pipeline.background.messages import SweepReport
 from pipeline.store.database import Database
-from pipeline.transitions import retention, workflows
+from pipeline.transitions import housekeeping, workflows
 
 _SECONDS_PER_TABLE = 10  #: a long past is pruned over several passes
 
@@ -14,10 +14,10 @@ def prune(db: Database) -> SweepReport:
     with db.transaction() as tx:
         workflows.raise_watermarks(tx)
     report = SweepReport()
-    for name in retention.PRUNED_TABLES:
+    for name in housekeeping.PRUNED_TABLES:
         ends_at, page = time.monotonic() + _SECONDS_PER_TABLE, None
         while page is None or not (page.is_last or time.monotonic() > ends_at):
             with db.transaction() as tx:
-                page = retention.prune_page(tx, name)
+                page = housekeeping.prune_page(tx, name)
             report.add(name, page.dropped)
     return report

@@ -20,7 +20,7 @@ from pipeline.store.database import Database
 from pipeline.store.reads.invariants import NO_ORPHANED_RESERVATION
 from pipeline.store.rows import SlotRow
 from pipeline.telemetry import metrics
-from pipeline.transitions import sweeps as slots
+from pipeline.transitions import housekeeping
 from pipeline.workflows.registry import Registry
 
 _POSTPONED = "postponed"
@@ -52,7 +52,7 @@ class Sweeps:
         slot only.
         """
         with self.db.autocommit() as tx:
-            slot = slots.take_slot(tx, name, self.periods[name])
+            slot = housekeeping.take_slot(tx, name, self.periods[name])
         if slot is None:
             return None
         begun = time.monotonic()
@@ -62,7 +62,7 @@ class Sweeps:
             metrics.record("pipeline.sweep.duration", {"sweep": name}, time.monotonic() - begun)
         if report.counts != slot.report:
             with self.db.autocommit() as tx:
-                slots.save_report(tx, name, report.counts)
+                housekeeping.save_report(tx, name, report.counts)
         return report
 
     def _postponed(self, slot: SlotRow) -> SweepReport | None:

@@ -6,13 +6,13 @@ from typing import Any
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.schema import MutationRow
-from pipeline.store.writes import audit as audit_store
+from pipeline.store.writes import housekeeping
 
 
 def record(tx: Transaction, by: Actor, act: str, **subject: Any) -> None:
     """Keep who did what to which workflow, run, mutation or event, with reason and evidence."""
     tx.execute(
-        audit_store.INSERT_AUDIT,
+        housekeeping.INSERT_AUDIT,
         actor=by.name,
         act=act,
         workflow=subject.get("workflow"),

@@ -18,8 +18,8 @@ from pipeline.store.reads import work
 from pipeline.store.rows import RunMutationRow
 from pipeline.store.schema import MutationRow
 from pipeline.store.writes import events as event_store
+from pipeline.store.writes import housekeeping as housekeeping_store
 from pipeline.store.writes import mutations as mutation_store
-from pipeline.store.writes import notices as notice_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
@@ -133,7 +133,7 @@ def try_again(
     """
     _lock_in_state(tx, mutation_id, state, "try again")
     row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_reconcile=can_reconcile)
-    tx.execute(notice_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
+    tx.execute(housekeeping_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
         found = _mutation_row(tx, mutation_id)
         needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile, as far as is known here"]

@@ -17,7 +17,7 @@ from pipeline.store.database import Database, Statement
 from pipeline.store.reads import gauges, invariants, work
 from pipeline.tasks import process, signals
 from pipeline.testing import Inline
-from pipeline.transitions import sweeps
+from pipeline.transitions import housekeeping
 from tests.support import databases
 from tests.support.scripted_consumers import Shop
 
@@ -78,10 +78,10 @@ def test_a_slot_that_a_slightly_younger_transaction_took_is_not_taken_again(db: 
     every = timedelta(minutes=1)
     db.advance_clock(timedelta(seconds=1))
     with db.transaction() as tx:
-        assert sweeps.take_slot(tx, "tick", every)
+        assert housekeeping.take_slot(tx, "tick", every)
     db.clock_offset = timedelta(0)
     with db.transaction() as tx:
-        assert not sweeps.take_slot(tx, "tick", every)
+        assert not housekeeping.take_slot(tx, "tick", every)
 
 
 def test_cron_is_in_utc_whatever_the_zone_of_the_database(own: Database) -> None:

@@ -16,7 +16,7 @@ from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, RunOutput
 from pipeline.domain.workflows import StartAt
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
-from pipeline.transitions import events, registration, retention, runs
+from pipeline.transitions import events, housekeeping, registration, runs
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import spec_of
 from tests.factories import IN, OUT, a_run, a_workflow, claimed_next, committed, held, some_events
@@ -222,6 +222,6 @@ def test_retention_keeps_what_a_consumer_is_yet_to_be_handed(db: Database) -> No
     db.advance_clock(timedelta(days=1))
     deployed(db, joining(spec), page_size=1)
     with db.transaction() as tx:
-        assert retention.prune_page(tx, "events").dropped == 0
+        assert housekeeping.prune_page(tx, "events").dropped == 0
     backfiller.continue_backfills(db)
     assert delivered_to_late(db) == ["m1", "m2"]

@@ -38,13 +38,13 @@ from pipeline.testing import Does
 from pipeline.transitions import (
     breakers,
     events,
+    housekeeping,
     late_effects,
     mutations,
     reconciliation,
     registration,
     renames,
     resolution,
-    retention,
     runs,
     sessions,
     starts,
@@ -440,11 +440,11 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
     "workflows.raise_watermarks": (at(Phase.PREPARED), lambda tx, _: workflows.raise_watermarks(tx)),
     "sessions.finish": (at(Phase.COMMITTED), lambda tx, run: sessions.finish(tx, [run.session_id])),
     **{
-        f"retention.prune_page {name}": (
+        f"housekeeping.prune_page {name}": (
             past,
-            lambda tx, _, name=name: retention.prune_page(tx, name),  # type: ignore[misc]
+            lambda tx, _, name=name: housekeeping.prune_page(tx, name),  # type: ignore[misc]
         )
-        for name in retention.PRUNED_TABLES
+        for name in housekeeping.PRUNED_TABLES
     },
 }
 
@@ -462,15 +462,17 @@ LOCKLESS = {
     "events.check_event",
     "events.event_rows",
     "events.unknown_topic_error",
+    "housekeeping.mark_notice_delivered",
+    "housekeeping.next_notices",
+    "housekeeping.save_notice_position",
+    "housekeeping.save_report",
+    "housekeeping.take_slot",
     "late_effects.is_one_effect",
     "late_effects.is_replacement_effect",
     "late_effects.late_effect_evidence",
     "late_effects.record_replacement_effect",
     "late_effects.replacement_effect",
     "mutations.illegal_transition",
-    "notices.mark_delivered",
-    "notices.next_page",
-    "notices.save_position",
     "reconciliation.record_time_to_resolution",
     "renames.plan",
     "renames.stored_workflow",
@@ -481,8 +483,6 @@ LOCKLESS = {
     "saved_views.delete",
     "saved_views.save",
     "resolution.note",
-    "sweeps.save_report",
-    "sweeps.take_slot",
 }
 
 

@@ -26,7 +26,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.embedded import processes, servers
 from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
-from pipeline.transitions import events, sweeps
+from pipeline.transitions import events, housekeeping
 from tests.support import databases, forked_python
 from tests.support.effect_recorder import Recorder, recording
 from tests.support.environ import clean_environ
@@ -246,7 +246,7 @@ class Installation:
         """Whoever is told to sweep once an hour has just done it."""
         with self.db.transaction() as tx:
             for name in PERIODS:
-                sweeps.take_slot(tx, name, timedelta(0))
+                housekeeping.take_slot(tx, name, timedelta(0))
 
     def ring(self) -> None:
         """Ring as a service does that has just published."""

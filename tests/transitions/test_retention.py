@@ -22,7 +22,7 @@ from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
 from pipeline.testing import Does, Inline, RecordedEffect, scripted
-from pipeline.transitions import events, resolution, retention
+from pipeline.transitions import events, housekeeping, resolution
 from pipeline.workflows.registration import register_workflows
 from tests.support.scripted_consumers import Shop, at_once, take_one
 from tests.support.wait import wait_for
@@ -313,7 +313,7 @@ def test_pruning_continues_where_it_stopped_and_begins_again_at_the_end(db: Data
     found = []
     for _ in range(5):
         with db.transaction() as tx:
-            page = retention.prune_page(tx, "events", limit=2)
+            page = housekeeping.prune_page(tx, "events", limit=2)
         found.append((page.dropped, page.is_last))
     assert found == [(2, False), (2, False), (2, False), (1, True), (0, True)]
     swept(run)
@@ -327,7 +327,7 @@ def test_young_rows_end_a_walk_so_that_it_does_not_read_the_present(db: Database
     run.publish(shop.orders, *({"n": n} for n in range(4, 14)))
     worked(run)
     with db.transaction() as tx:
-        assert retention.prune_page(tx, "events", limit=5) == retention.PrunedPage(dropped=4, is_last=True)
+        assert housekeeping.prune_page(tx, "events", limit=5) == housekeeping.PrunedPage(dropped=4, is_last=True)
     swept(run)
     assert counts(db)["events"] == 10
 
@@ -342,7 +342,7 @@ def test_a_consumer_that_joins_from_the_start_waits_for_the_page_and_is_handed_n
     joined(shop, lambda ctx: take_one(ctx, shop.orders), start_at="earliest")
     registering = threading.Thread(target=lambda: register_workflows(db, run.registry))
     with db.transaction() as tx:
-        retention.prune_page(tx, "events", limit=2)
+        housekeeping.prune_page(tx, "events", limit=2)
         registering.start()
         wait_for(lambda: tx.all(_WAITING), why="the consumer waits for the page")
     registering.join(timeout=30)

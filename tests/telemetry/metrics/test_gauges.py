@@ -26,7 +26,7 @@ from pipeline.store.reads import gauges as reads_gauges
 from pipeline.telemetry import metrics_collector
 from pipeline.telemetry.metrics import METRICS
 from pipeline.testing import Inline
-from pipeline.transitions import breakers, events, registration, starts, sweeps, workflows
+from pipeline.transitions import breakers, events, housekeeping, registration, starts, workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.cli import scenarios
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, some_events
@@ -175,7 +175,7 @@ def test_a_workflow_has_one_status_and_maintenance_beside_it(db: Database) -> No
 
 def test_the_age_of_a_sweep_that_does_not_run_grows(db: Database) -> None:
     with db.transaction() as tx:
-        assert sweeps.take_slot(tx, "tick", timedelta(seconds=5))
+        assert housekeeping.take_slot(tx, "tick", timedelta(seconds=5))
     assert read(db)["pipeline.sweeps.age"]["tick",] < 60
     assert 3600 <= read(db, HOUR)["pipeline.sweeps.age"]["tick",] < 3700
 

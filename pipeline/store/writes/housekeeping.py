@@ -1,15 +1,52 @@
-"""Dropping what a workflow no longer keeps, page by page.
+"""Writes beside the state of work: the audit, notices that were delivered, sweeps, and what is no longer kept.
 
-Ids are ordered by time, so a page is a short scan of the primary key from where the last one ended,
-and no table needs an index for its pruning. Each statement reads one page, deletes the rows that may go,
-moves them to the archive where the workflow says so, and returns where the page ended. A row that some
-work still needs stays however old it is.
+- Slots let one of several callers run a sweep. Cursors say where it goes on.
+- Rows that a workflow no longer keeps are dropped page by page. Ids are ordered by time, so a page is a short scan of
+  the primary key from where the last one ended, and no table needs an index for its pruning. Each statement reads one
+  page, deletes the rows that may go, moves them to the archive where the workflow says so, and returns where the page
+  ended. A row that some work still needs stays however old it is.
 """
 
 from pipeline.domain.states import RunStatus
-from pipeline.store.database import Statement, UnreadRow
+from pipeline.store.database import Command, Statement, UnreadRow
 from pipeline.store.predicates import DONE_DELIVERY
-from pipeline.store.rows import PageRow, RetentionRow
+from pipeline.store.reads.attention import ATTENTION_ITEMS
+from pipeline.store.rows import CursorRow, PageRow, RetentionRow, SlotRow
+
+INSERT_AUDIT = Command("""
+INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
+VALUES (:actor, :act, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))
+""")
+
+
+INSERT_NOTICE = Command("""
+INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
+""")
+
+#: If the same thing needs an operator again, a new notice is sent.
+DELETE_ENDED_NOTICES = Command(f"""
+DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({ATTENTION_ITEMS}) w)
+""")
+DELETE_NOTICE = Command("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")
+
+
+#: A last run that lies in the future is from before Postgres's clock was set back. One that lies there by less than
+#: the pause may be of a transaction that began a moment after this one.
+TAKE_SLOT = Statement[SlotRow]("""
+WITH before AS (SELECT pipeline.clock() - last_run_at AS pause FROM pipeline.sweeps WHERE name = :name)
+INSERT INTO pipeline.sweeps (name, last_run_at) VALUES (:name, pipeline.clock())
+ON CONFLICT (name) DO UPDATE SET last_run_at = excluded.last_run_at
+WHERE sweeps.last_run_at <= pipeline.clock() - CAST(:pause AS interval)
+  OR sweeps.last_run_at > pipeline.clock() + CAST(:pause AS interval)
+RETURNING report, (SELECT pause FROM before) AS pause
+""")
+REPORT_SLOT = Command("UPDATE pipeline.sweeps SET report = CAST(:report AS jsonb) WHERE name = :name")
+CURSOR = Statement[CursorRow]("SELECT position FROM pipeline.cursors WHERE name = :name FOR UPDATE")
+SET_CURSOR = Command("""
+INSERT INTO pipeline.cursors (name, position) VALUES (:name, :position)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position
+""")
+
 
 #: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the shared
 #: lock (``LOCK_BACKFILL``), and must not be handed one that is on its way out.
