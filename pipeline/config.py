@@ -1,10 +1,11 @@
 """Settings: read once from `PIPELINE_*` variables, checked as a whole, then frozen and passed on.
 
 A process with a wrong setting does not start. Its error lists every problem with the variable, what was expected and
-what was found. Passwords are in none of these messages. A `PIPELINE_*` variable that nothing reads is a problem too:
-a misspelt name would otherwise leave a default in force.
+what was found. Passwords are in none of these messages. A `PIPELINE_*` variable that resembles a setting is a problem
+too: a misspelt name would otherwise leave a default in force. Any other unknown name is logged: CI systems set some.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -15,6 +16,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+log = logging.getLogger(__name__)
 
 PREFIX = "PIPELINE_"
 #: time between the soft time limit of a task and the end of its process
@@ -27,6 +30,8 @@ OTLP_ENDPOINT = "http://collector:4318, without /v1/traces"
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
+_RESEMBLANCE = 0.75  #: how alike, from 0 to 1, an unknown name and a setting are if the name is a misspelling
+_ignored_names: set[str] = set()
 
 EXIT_UNSAFE = 78  #: exit code of a process that must not start: an operator must change something first
 EXIT_ATTENTION = 4  #: exit code of a check that found something that waits for an operator
@@ -298,7 +303,7 @@ class Settings(BaseSettings):
         """Read the settings, or raise an error with every problem. An empty variable counts as unset."""
         fields = {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
-        problems = [_unknown_setting(name, cls.model_fields) for name in given if name not in fields]
+        problems = _misspelt_settings([name for name in given if name not in fields], cls.model_fields)
         values: dict[str, Any] = {fields[name]: value for name, value in given.items() if name in fields}
         settings = None
         try:
@@ -397,9 +402,17 @@ def _kind_of_url(value: str) -> str:
     return f"{scheme}://…" if separator and re.fullmatch(r"[\w+.-]+", scheme) else "something that is not a URL"
 
 
-def _unknown_setting(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
-    return f"{name}: not a setting" + (f"; did you mean {_variable(near[0])}?" if near else "")
+def _misspelt_settings(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return a sentence for each unknown name that resembles a setting. The others are logged, once per process."""
+    sentences: list[str] = []
+    for name in unknown:
+        near = get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1, cutoff=_RESEMBLANCE)
+        if near:
+            sentences.append(f"{name}: not a setting; did you mean {_variable(near[0])}?")
+        elif name not in _ignored_names:
+            _ignored_names.add(name)
+            log.warning("%s is not a setting and is ignored", name)
+    return sentences
 
 
 def _variable(name: str) -> str:

@@ -152,7 +152,6 @@ def test_workflows_are_modules_separated_by_commas() -> None:
 
 def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
     assert problems(hartbeat="5s") == ("PIPELINE_HARTBEAT: not a setting; did you mean PIPELINE_HEARTBEAT?",)
-    assert problems(zzzzzz="1") == ("PIPELINE_ZZZZZZ: not a setting",)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +228,10 @@ def test_a_described_duration_can_be_written_back(name: str, milliseconds: int) 
     environ = {f"PIPELINE_{name.upper()}": f"{milliseconds}ms", "PIPELINE_STEP_TIME_LIMIT": "10s"}
     settings = Settings.load(environ)
     assert Settings.load({row.variable: row.value for row in settings.describe()}) == settings
+
+
+def test_a_variable_that_resembles_no_setting_is_logged_once_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("PIPELINE_WORKSPACE", "PIPELINE_ID", "PIPELINE_SOURCE"):
+        for _ in range(2):
+            assert Settings.load({name: "set by a CI system"}) == Settings.load({})
+        assert caplog.text.count(f"{name} is not a setting and is ignored") == 1
