@@ -422,6 +422,9 @@ CREATE TABLE pipeline.audit (
 CREATE INDEX audit_event ON pipeline.audit (event_id) WHERE event_id IS NOT NULL
     """,
     """
+CREATE INDEX audit_workflow ON pipeline.audit (workflow, id) WHERE workflow IS NOT NULL
+    """,
+    """
 CREATE INDEX audit_mutation ON pipeline.audit (mutation_id) WHERE mutation_id IS NOT NULL
     """,
     """

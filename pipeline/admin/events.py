@@ -1,7 +1,7 @@
 """Show events to an operator: a list, or one with its deliveries and what each caused."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,6 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow
 
-RECENT = 10_000
 #: How many runs after an event are searched for those that held and released it.
 RUNS_AFTER = 20_000
 
@@ -65,26 +64,9 @@ class EventFilter:
     status: DeliveryStatus | None = None
     key: str | None = None
     message_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventList:
-    """Some events, newest first."""
-
-    events: tuple[EventSummary, ...]
-    is_partial: bool  #: older ones were not searched
-
-
-def list_events(db: Database, only: EventFilter, *, limit: int = 50, recent: int = RECENT) -> EventList:
-    """List the newest events that match the filter, among the newest ``recent`` of all."""
-    with db.transaction() as tx:
-        if only.workflow is not None and only.topic is not None:
-            lookup.require_topic(tx, only.workflow, only.topic)
-        elif only.workflow is not None:
-            lookup.require_workflow(tx, only.workflow)
-        rows = listings.events(tx, limit=limit, recent=recent, **asdict(only))
-        partial = only.message_id is None and len(rows) < limit and listings.has_older(tx, "events", recent)
-    return EventList(events=tuple(_summary(row) for row in rows), is_partial=partial)
+    since: datetime | None = None
+    until: datetime | None = None
+    within: frozenset[str] | None = None  #: only of these workflows
 
 
 def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetail:
@@ -98,7 +80,7 @@ def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetai
             )
         (row,) = found
         return EventDetail(
-            event=_summary(row),
+            event=event_summary(row),
             payload=row.payload if with_payload else None,
             caused_by=tuple(row.caused_by),
             deliveries=_deliveries(tx, row),
@@ -142,7 +124,8 @@ def _deliveries(tx: Transaction, event: EventHeadRow) -> tuple[Delivery, ...]:
     return tuple(made)
 
 
-def _summary(row: ListedEventRow) -> EventSummary:
+def event_summary(row: ListedEventRow) -> EventSummary:
+    """Convert a row of an event."""
     return EventSummary(
         **header_of(row),
         id=row.id,

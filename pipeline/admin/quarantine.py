@@ -44,6 +44,7 @@ class QuarantineFilter:
     handler: str | None = None
     event_ids: tuple[int, ...] = ()
     is_waiting: bool = False  #: events that wait for the consumer instead of quarantined ones
+    within: frozenset[str] | None = None  #: only of these workflows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class Quarantine:
                 rows = list(listings.deliveries_by_status(tx, status=status, limit=limit, **given))
             if only.is_waiting and not only.event_ids and only.workflow is not None and only.handler is not None:
                 rows += listings.events_of_retired_handler(tx, only.workflow, only.handler, limit=limit)
-        return [_entry(row) for row in rows]
+        return [quarantine_entry(row) for row in rows]
 
     def act(self, action: QuarantineAction, entries: Sequence[QuarantineEntry], by: Actor) -> QuarantineResult:
         """Act on each event in its own transaction: a refused one does not affect the others."""
@@ -128,7 +129,8 @@ def _by_id(tx: Transaction, which: QuarantineFilter) -> list[EventDeliveryStatus
     return [row for row in found if which.workflow in (None, row.workflow) and which.handler in (None, row.handler)]
 
 
-def _entry(row: EventDeliveryRow) -> QuarantineEntry:
+def quarantine_entry(row: EventDeliveryRow) -> QuarantineEntry:
+    """Convert a row of a delivery."""
     return QuarantineEntry(
         **header_of(row),
         event_id=row.id,

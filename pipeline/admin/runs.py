@@ -1,7 +1,7 @@
 """Show runs to an operator: a list, or one in detail."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -20,7 +20,6 @@ from pipeline.store.reads import listings
 from pipeline.store.rows import ListedEventRow, ListedRunRow
 from pipeline.store.schema import MutationRow
 
-RECENT = 10_000
 #: Columns that a summary shows as they are.
 _SAME_NAMES = (
     *("id", "workflow", "handler", "phase", "status", "title", "attempt", "error"),
@@ -102,24 +101,10 @@ class RunFilter:
     status: RunStatus | None = None
     phase: Phase | None = None
     is_waiting: bool = False  #: only runs that stopped and wait for something
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunList:
-    """Some runs, newest first."""
-
-    runs: tuple[RunSummary, ...]
-    is_partial: bool  #: older ones were not searched
-
-
-def list_runs(db: Database, only: RunFilter, *, limit: int = 50, recent: int = RECENT) -> RunList:
-    """List the newest runs that match the filter, among the newest ``recent`` of all."""
-    with db.transaction() as tx:
-        _check(tx, only)
-        rows = listings.runs(tx, recent=recent, limit=limit, **asdict(only))
-        is_indexed = only.is_waiting or only.status == RunStatus.ACTIVE
-        partial = len(rows) < limit and not is_indexed and listings.has_older(tx, "runs", recent)
-    return RunList(runs=tuple(run_summary(row) for row in rows), is_partial=partial)
+    session_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    within: frozenset[str] | None = None  #: only of these workflows
 
 
 def detail(db: Database, text: str) -> RunDetail:
@@ -210,10 +195,3 @@ def mutation_line(row: MutationRow) -> MutationLine:
         idempotency_key=row.idempotency_key,
         error=row.error,
     )
-
-
-def _check(tx: Transaction, only: RunFilter) -> None:
-    if only.workflow is not None and only.handler is not None:
-        lookup.require_handler(tx, only.workflow, only.handler)
-    elif only.workflow is not None:
-        lookup.require_workflow(tx, only.workflow)

@@ -98,7 +98,7 @@ def _events(tx: Transaction, text: str, _: int) -> Iterable[Match]:
 
 
 def _messages(tx: Transaction, text: str, _: int) -> Iterable[Match]:
-    for row in listings.events(tx, message_id=text, limit=20):
+    for row in listings.events_by_message(tx, text):
         yield _event_match("message", row)
 
 

@@ -12,7 +12,6 @@ from pipeline.store.reads import ledger, listings, work
 from pipeline.store.rows import CapacityRow, ListedHandlerRow
 from pipeline.store.schema import AuditRow, BlockRow, BreakerRow, TopicRow, WorkflowRow
 
-_RECENT_ACTS = 10_000
 _Cause = tuple[str, datetime | None]  #: why nothing starts, and since when
 
 
@@ -113,7 +112,7 @@ def detail(db: Database, name: str) -> WorkflowDetail:
         handlers = tuple(_handler_summary(each) for each in listings.handlers(tx, name))
         topics = work.topics(tx, name)
         blocks = listings.blocks(tx, name)
-        acts = listings.audit_of_workflow(tx, name, recent=_RECENT_ACTS)
+        acts = listings.audit_of_workflow(tx, name)
     return WorkflowDetail(
         workflow=workflow,
         desired=row.desired,
@@ -192,7 +191,7 @@ def _hold_causes(tx: Transaction, row: WorkflowRow, blocks: Sequence[BlockRow]) 
     """Return pause, maintenance and blocks of a workflow, each with its instant."""
     causes: list[_Cause] = []
     if row.desired == DesiredStatus.PAUSED:
-        acts = listings.audit_of_workflow(tx, row.name, recent=_RECENT_ACTS, limit=100)
+        acts = listings.audit_of_workflow(tx, row.name, limit=100)
         pause = next((act for act in acts if act.act == "workflow.pause"), None)
         text = f"paused by {pause.actor}" + (f": {pause.reason}" if pause.reason else "") if pause else "paused"
         causes.append((text, pause.at if pause else None))

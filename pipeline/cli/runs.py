@@ -1,10 +1,12 @@
 """Commands ``pipeline runs`` and ``pipeline events``: list them, or show one in detail."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from pipeline.admin import events as event_client
+from pipeline.admin import pages
 from pipeline.admin import runs as client
 from pipeline.admin.advice import Advice
 from pipeline.admin.events import EventDetail, EventFilter, EventSummary
@@ -29,7 +31,7 @@ def runs(  # noqa: PLR0913 - options of a command
         typer.Option("--waiting", help="Only runs that stopped and wait: for a retry, reconcile or an operator."),
     ] = False,
     limit: common.Limit = 50,
-    recent: common.Recent = client.RECENT,
+    recent: common.Recent = pages.WINDOW,
     as_json: common.AsJson = False,
 ) -> None:
     """List runs, newest first. With an id: its timeline, inputs, outputs, mutation, and what to do next."""
@@ -40,13 +42,13 @@ def runs(  # noqa: PLR0913 - options of a command
         common.print_json(detail) if as_json else _print_run(detail)
         return
     only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase, is_waiting=waiting)
-    found = client.list_runs(database, only, limit=limit + 1, recent=recent)
-    listed, is_more = tables.first_rows(found.runs, limit)
+    found = pages.run_page(database, only, limit=limit, window=recent)
     if as_json:
-        common.print_json(listed)
+        common.print_json(found.items)
         return
-    _print_runs(listed, database, is_more=is_more)
-    _print_partial_note("runs", recent, is_partial=found.is_partial)
+    is_partial = found.is_partial(limit)
+    _print_runs(found.items, database, is_more=found.next is not None and not is_partial)
+    _print_partial_note("runs", recent, is_partial=is_partial)
 
 
 def events(  # noqa: PLR0913 - options of a command
@@ -62,7 +64,7 @@ def events(  # noqa: PLR0913 - options of a command
         bool, typer.Option("--payload", help="Show the payload too; it may hold personal data.")
     ] = False,
     limit: common.Limit = 50,
-    recent: common.Recent = event_client.RECENT,
+    recent: common.Recent = pages.WINDOW,
     as_json: common.AsJson = False,
 ) -> None:
     """List events, newest first. With an id: its deliveries, and what each caused."""
@@ -73,13 +75,13 @@ def events(  # noqa: PLR0913 - options of a command
         common.print_json(detail) if as_json else _print_event(detail, payload=payload)
         return
     only = EventFilter(workflow=workflow, topic=topic, status=status, key=key, message_id=message_id)
-    found = event_client.list_events(database, only, limit=limit + 1, recent=recent)
-    listed, is_more = tables.first_rows(found.events, limit)
+    found = pages.event_page(database, only, limit=limit, window=recent)
     if as_json:
-        common.print_json(listed)
+        common.print_json(found.items)
         return
-    _print_events(listed, database, is_more=is_more)
-    _print_partial_note("events", recent, is_partial=found.is_partial)
+    is_partial = found.is_partial(limit)
+    _print_events(found.items, database, is_more=found.next is not None and not is_partial)
+    _print_partial_note("events", recent, is_partial=is_partial)
 
 
 def print_timeline(moments: tuple[TimelineEntry, ...]) -> None:
@@ -100,7 +102,7 @@ def print_advice(advice: Advice) -> None:
     common.print_lines("", "\nnext", f"  {advice.text}", *(f"  {command}" for command in advice.commands))
 
 
-def _print_runs(found: list[RunSummary], database: Database, *, is_more: bool) -> None:
+def _print_runs(found: Sequence[RunSummary], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     tables.print_table(
@@ -112,7 +114,7 @@ def _print_runs(found: list[RunSummary], database: Database, *, is_more: bool) -
     )
 
 
-def _print_events(found: list[EventSummary], database: Database, *, is_more: bool) -> None:
+def _print_events(found: Sequence[EventSummary], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     tables.print_table(

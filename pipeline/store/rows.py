@@ -48,6 +48,18 @@ class UuidRow(Protocol):
     id: UUID
 
 
+class NumberIdRow(Protocol):
+    """An id that is a number."""
+
+    id: int
+
+
+class FoundIdRow(Protocol):
+    """An id that is a number; None if the table is empty."""
+
+    id: int | None
+
+
 class RunIdRow(Protocol):
     """The id of a run."""
 
@@ -490,6 +502,12 @@ class ListedMutationRow(MutationRow, Protocol):
     is_quiet: bool | None
 
 
+class LedgerPageRow(ListedMutationRow, Protocol):
+    """A mutation in a list, with the class of the error that stopped its run."""
+
+    error_type: str | None
+
+
 class UnresolvedMutationRow(MutationRow, Protocol):
     """A mutation that an operator may resolve, with the events that it is about."""
 
@@ -597,6 +615,12 @@ class EventDeliveryRow(EventHeadRow, Protocol):
     failures: int
     failing_since: datetime | None
     error: str | None
+
+
+class QuarantinedEventRow(EventDeliveryRow, Protocol):
+    """A quarantined event, with the id of its consumer."""
+
+    handler_id: int
 
 
 class EventDeliveryStatusRow(EventDeliveryRow, Protocol):

@@ -575,6 +575,7 @@ audit = table(
     index("audit_mutation", "mutation_id", where="mutation_id IS NOT NULL"),
     index("audit_run", "run_id", where="run_id IS NOT NULL"),
     index("audit_event", "event_id", where="event_id IS NOT NULL"),
+    index("audit_workflow", "workflow", "id", where="workflow IS NOT NULL"),
 )
 
 

@@ -45,6 +45,7 @@ AUDIT_READERS = {
     "pipeline/store/reads/attention.py",
     "pipeline/store/reads/invariants.py",
     "pipeline/store/reads/listings.py",
+    "pipeline/store/reads/pages.py",
     "pipeline/store/writes/housekeeping.py",
 }
 AUDIT_READ = re.compile(r"\b(FROM|JOIN|USING)\s+pipeline\.audit\b", re.IGNORECASE)

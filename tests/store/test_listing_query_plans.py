@@ -10,11 +10,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import TextClause, text
+from sqlalchemy import TextClause
 
+from pipeline.domain.states import DeliveryStatus
 from pipeline.embedded import servers
+from pipeline.store.connections import _compiled, _values
 from pipeline.store.database import Database, Statement
-from pipeline.store.reads import ledger, listings, traces
+from pipeline.store.reads import ledger, listings, pages, traces
+from pipeline.store.reads.pages import FIRST_UUID, LAST_UUID
 from tests.factories import IN
 from tests.support import databases
 from tests.support.large_database import WORKFLOW, Crowd
@@ -29,12 +32,43 @@ RECENT = 500
 Asked = tuple[TextClause, Callable[[Crowd], dict[str, Any]]]
 
 
+NO_TIMES = {"since": None, "until": None}
+
+
 def events(**only: Any) -> dict[str, Any]:
-    return {"workflow": None, "topic": None, "key": None, "status": None, "limit": 50, **only}
+    none = {"workflows": None, "topic": None, "key": None, "status": None, **NO_TIMES}
+    return {**none, "before": 2**63 - 1, "low": 0, "limit": 50, **only}
+
+
+def in_window(crowd: Crowd, **only: Any) -> dict[str, Any]:
+    """The events of a window, as the caller finds its end."""
+    return events(low=newest(crowd, "events"), **only)
+
+
+def uuids(**only: Any) -> dict[str, Any]:
+    return {"workflows": None, "before": LAST_UUID, "low": FIRST_UUID, "limit": 50, **NO_TIMES, **only}
 
 
 def runs(**only: Any) -> dict[str, Any]:
-    return {"workflow": None, "handler": None, "status": None, "phase": None, "recent": RECENT, "limit": 50, **only}
+    none = {"handler": None, "status": None, "phase": None, "session_id": None, "window": RECENT}
+    return uuids(**{**none, **only})
+
+
+def ledger_rows(**only: Any) -> dict[str, Any]:
+    none = ("connector", "operation", "resolved_by", "older_than", "error_type")
+    return uuids(**{**dict.fromkeys(none), "statuses": None, **only})
+
+
+def acts(**only: Any) -> dict[str, Any]:
+    none = {"workflows": None, "actor": None, "act": None, "subject": None, **NO_TIMES}
+    return {**none, "before": 2**63 - 1, "low": 0, "limit": 50, **only}
+
+
+def newest(crowd: Crowd, table: str) -> Any:
+    """The last id of a window of the newest rows."""
+    with crowd.db.transaction() as tx:
+        sql = f"SELECT id FROM pipeline.{table} ORDER BY id DESC OFFSET {RECENT} LIMIT 1"
+        return tx.one(Statement[Any](sql)).id
 
 
 def some(crowd: Crowd, table: str) -> list[str]:
@@ -52,21 +86,45 @@ LOOKS: Mapping[str, Asked] = {
     "handlers": (listings._HANDLERS, lambda _: {"workflow": None, "limit": 1_000}),
     "places": (listings._CAPACITY_HOLDERS, lambda _: {"workflow": None, "limit": 1_000}),
     "blocks": (listings._BLOCKS, lambda _: {"workflow": WORKFLOW, "limit": 100}),
-    "newest events": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, workflow=WORKFLOW, topic=IN)),
-    "events of a key": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, key="nobody")),
-    "consumed events": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, status="consumed")),
-    "pending events": (listings._OPEN_EVENTS, lambda _: events(recent=RECENT, status="pending")),
-    "events by message": (listings._EVENTS_BY_MESSAGE, lambda _: events(message_id="done-7")),
+    "newest events": (pages._EVENTS, lambda _: events(workflows=[WORKFLOW], topic=IN)),
+    "end of the newest events": (pages._EVENTS_END, lambda _: events(window=RECENT)),
+    "events of a key": (pages._EVENTS, lambda crowd: in_window(crowd, key="nobody")),
+    "consumed events": (pages._EVENTS, lambda crowd: in_window(crowd, status="consumed")),
+    "skipped events": (pages._EVENTS, lambda crowd: in_window(crowd, status="skipped")),
+    "pending events": (pages._OPEN_EVENTS["pending"], lambda _: events(status="pending")),
+    "end of the pending events": (pages._OPEN_EVENTS_END["pending"], lambda _: events(window=RECENT)),
+    "events of a message id": (pages._EVENTS_BY_MESSAGE, lambda _: events(message_id="done-7")),
+    "events by message": (listings._EVENTS_BY_MESSAGE, lambda _: {"message_id": "done-7", "limit": 20}),
+    "the first event of an instant": (pages._FIRST_AT["events"], lambda _: {"moment": "2026-01-01"}),
+    "ledger": (pages._MUTATIONS, lambda _: ledger_rows()),
+    "ledger of an error": (
+        pages._MUTATIONS,
+        lambda crowd: ledger_rows(low=newest(crowd, "mutations"), error_type="TimeoutError"),
+    ),
+    "end of the ledger": (pages._MUTATIONS_END, lambda _: uuids(window=RECENT)),
+    "open questions": (pages._OPEN_MUTATIONS, lambda _: ledger_rows(statuses=["indeterminate"])),
+    "end of the open questions": (pages._OPEN_MUTATIONS_END, lambda _: uuids(window=RECENT)),
+    "sessions": (
+        pages._SESSIONS,
+        lambda _: uuids(result=None, is_open=None, cost_rows=1_000),
+    ),
+    "acts": (pages._AUDIT[""], lambda _: acts()),
+    "acts of a workflow": (pages._AUDIT["workflow"], lambda _: acts(subject=WORKFLOW)),
+    "quarantine": (
+        pages._QUARANTINE,
+        lambda _: {"before": 2**63 - 1, "before_handler": 0, "workflows": None, "handler": None, "limit": 50},
+    ),
     "events by id": (listings._EVENTS_BY_ID, lambda crowd: {"ids": some(crowd, "events")}),
     "deliveries": (listings._DELIVERIES, lambda crowd: {"ids": some(crowd, "events"), "limit": 100}),
     "set aside": (
-        listings._DELIVERIES_BY_STATUS,
-        lambda _: {"status": "quarantined", "workflow": WORKFLOW, "handler": None, "limit": 100},
+        listings._DELIVERIES_BY_STATUS[DeliveryStatus.QUARANTINED],
+        lambda _: {"workflow": WORKFLOW, "handler": None, "limit": 100},
     ),
-    "newest runs": (listings._RECENT_RUNS, lambda _: runs(workflow=WORKFLOW)),
-    "runs of a rare status": (listings._RECENT_RUNS, lambda _: runs(status="crashed")),
-    "active runs": (listings._ACTIVE_RUNS, lambda _: runs(status="active")),
-    "waiting runs": (listings._WAITING_RUNS, lambda _: runs()),
+    "newest runs": (pages._RUNS, lambda _: runs(workflows=[WORKFLOW])),
+    "end of the newest runs": (pages._RUNS_END, lambda _: runs()),
+    "runs of a rare status": (pages._RUNS, lambda crowd: runs(low=newest(crowd, "runs"), status="crashed")),
+    "active runs": (pages._ACTIVE_RUNS, lambda _: runs(status="active")),
+    "waiting runs": (pages._WAITING_RUNS, lambda _: runs()),
     "session": (listings._SESSION, lambda crowd: {"id": some(crowd, "sessions")[0], "limit": 1_000}),
     "runs by id": (listings._RUNS_BY_ID, lambda crowd: {"ids": some(crowd, "runs")}),
     "carried by": (listings._RETRIES_OF, lambda crowd: {"ids": some(crowd, "runs")}),
@@ -109,7 +167,7 @@ LOOKS: Mapping[str, Asked] = {
     ),
     "audit of a workflow": (
         listings._AUDIT_OF_WORKFLOW,
-        lambda _: {"workflow": WORKFLOW, "recent": RECENT, "limit": 10},
+        lambda _: {"workflow": WORKFLOW, "limit": 10},
     ),
     "blocks of a run": (listings._BLOCKS_OF_RUN, lambda crowd: {"run_id": some(crowd, "runs")[0], "limit": 100}),
     "older events": (listings._HAS_OLDER["events"], lambda _: {"recent": RECENT}),
@@ -147,11 +205,20 @@ def crowds(embedded: servers.Servers) -> Iterator[Callable[[str], Crowd]]:
 
 
 def explained(crowd: Crowd, asked: Asked) -> dict[str, Any]:
+    """The plan of a statement as a pooled connection runs it: prepared, and planned without its values."""
     statement, params = asked
+    compiled, given = _compiled(statement.text), params(crowd)
     with crowd.db.engine.connect() as connection:
-        plan = connection.scalar(
-            text(f"EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) {statement.text}").bindparams(**params(crowd))
+        cursor: Any = connection.connection.cursor()
+        mode = "force_custom_plan" if statement is ledger._MUTATIONS_BY_STATUS else "force_generic_plan"
+        cursor.execute(f"SET LOCAL plan_cache_mode = {mode}")
+        cursor.execute(f"PREPARE asked AS {compiled.numbered}")
+        values = f"({', '.join(['%s'] * len(compiled.names))})" if compiled.names else ""
+        cursor.execute(
+            f"EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) EXECUTE asked {values}", _values(compiled.names, given)
         )
+        ((plan,),) = cursor.fetchall()
+        cursor.execute("DEALLOCATE asked")
     root: dict[str, Any] = plan[0]["Plan"]
     return root
 

@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import Call, Connector, PrepareResult, Workflow, mutation
-from pipeline.admin.runs import RunFilter, list_runs
+from pipeline.admin.pages import run_page
+from pipeline.admin.runs import RunFilter
 from pipeline.client import Limits
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline, WorkerPolicy, assert_runs, scripted
@@ -99,7 +100,7 @@ def test_a_plan_names_exact_events_data_for_the_later_phases_and_texts_for_opera
     assert tuple(first.event_ids) == chosen
     assert seen[0] == seen[1]
     assert (seen[0].data, seen[0].event_ids, seen[0].ui) == ({"of": [1, 3]}, chosen, {"title": "Two orders"})
-    assert [summary.title for summary in list_runs(db, RunFilter()).runs if summary.id == first.id] == ["Two orders"]
+    assert [summary.title for summary in run_page(db, RunFilter()).items if summary.id == first.id] == ["Two orders"]
 
 
 @rule("L-15")

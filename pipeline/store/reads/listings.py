@@ -5,7 +5,6 @@ write pay for a rare read: it is searched for among the newest rows, and the cal
 """
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
@@ -83,49 +82,25 @@ SELECT b.* FROM pipeline.blocks b WHERE b.closed_at IS NULL
   AND (CAST(:workflow AS text) IS NULL OR b.workflow = :workflow) ORDER BY b.since, b.id LIMIT :limit
 """)
 
-_EVENT = ", ".join(
+EVENT_COLUMNS = ", ".join(
     f"e.{name}" for name in ("id", "workflow", *HEADER_FIELDS, "caused_by", "created_by_run_id", "created_at")
 )
 #: Where an event stands for each of its consumers.
-_JOIN_DELIVERIES = """
+JOIN_DELIVERIES = """
 LEFT JOIN LATERAL (
   SELECT array_agg(h.name || ': ' || d.status ORDER BY h.name) AS deliveries
   FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id WHERE d.event_id = e.id
 ) s ON true
 """
-_EVENT_FILTER = """
-    (CAST(:workflow AS text) IS NULL OR e.workflow = :workflow)
-    AND (CAST(:topic AS text) IS NULL OR e.topic = :topic)
-    AND (CAST(:key AS text) IS NULL OR e.key = :key)
-"""
-#: Counted instead of asked for with EXISTS, which the planner may answer by reading every delivery there is.
-_HAS_STATUS = """(CAST(:status AS text) IS NULL OR (
-    SELECT count(*) FROM pipeline.deliveries d WHERE d.event_id = e.id AND d.status = :status) > 0)"""
-_RECENT_EVENTS = Statement[ListedEventRow](f"""
-SELECT e.*, s.deliveries FROM (
-  SELECT {_EVENT} FROM (SELECT * FROM pipeline.events ORDER BY id DESC LIMIT :recent) e
-  WHERE {_EVENT_FILTER} AND {_HAS_STATUS}
-  ORDER BY e.id DESC LIMIT :limit
-) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
-""")
-_OPEN_EVENTS = Statement[ListedEventRow](f"""
-SELECT e.*, s.deliveries FROM (
-  SELECT DISTINCT {_EVENT} FROM pipeline.handlers h CROSS JOIN LATERAL (
-    SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status
-    ORDER BY d.event_id DESC LIMIT :recent
-  ) d JOIN pipeline.events e ON e.id = d.event_id WHERE {_EVENT_FILTER} ORDER BY e.id DESC LIMIT :limit
-) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
-""")
 _EVENTS_BY_MESSAGE = Statement[ListedEventRow](f"""
 SELECT e.*, s.deliveries FROM (
-  SELECT {_EVENT} FROM pipeline.topics t JOIN pipeline.events e
+  SELECT {EVENT_COLUMNS} FROM pipeline.topics t JOIN pipeline.events e
     ON e.workflow = t.workflow AND e.topic = t.name AND e.message_id = :message_id
-  WHERE {_EVENT_FILTER} AND {_HAS_STATUS}
   ORDER BY e.id DESC LIMIT :limit
-) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
+) e {JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
 _EVENTS_BY_ID = Statement[EventWithPayloadRow](f"""
-SELECT {_EVENT}, e.payload, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
+SELECT {EVENT_COLUMNS}, e.payload, s.deliveries FROM pipeline.events e {JOIN_DELIVERIES}
 WHERE e.id = ANY(CAST(:ids AS bigint[])) ORDER BY e.id
 """)
 _DELIVERIES = Statement[HandlerDeliveryRow]("""
@@ -133,25 +108,30 @@ SELECT d.*, h.name AS handler, h.workflow, h.retired FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name LIMIT :limit
 """)
-_DELIVERIES_BY_STATUS = Statement[EventDeliveryRow](f"""
-SELECT {_EVENT}, h.name AS handler, h.retired, d.failures, d.failing_since, d.error
+#: As a parameter, the status would keep a prepared statement from using the index on it.
+_DELIVERIES_BY_STATUS = {
+    status: Statement[EventDeliveryRow](f"""
+SELECT {EVENT_COLUMNS}, h.name AS handler, h.retired, d.failures, d.failing_since, d.error
 FROM pipeline.handlers h CROSS JOIN LATERAL (
-  SELECT * FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status AND d.offered_to IS NULL
+  SELECT * FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{status}' AND d.offered_to IS NULL
   ORDER BY d.event_id LIMIT :limit
 ) d JOIN pipeline.events e ON e.id = d.event_id
 WHERE (CAST(:workflow AS text) IS NULL OR h.workflow = :workflow)
   AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
 ORDER BY d.event_id, h.name LIMIT :limit
 """)
+    for status in (DeliveryStatus.PENDING, DeliveryStatus.QUARANTINED)
+}
 _DELIVERIES_BY_EVENT = Statement[EventDeliveryStatusRow](f"""
-SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.failing_since, d.error FROM pipeline.deliveries d
+SELECT {EVENT_COLUMNS}, h.name AS handler, h.retired, d.status, d.failures, d.failing_since, d.error
+FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
 """)
 
 #: Inputs of runs that a retired handler has left behind, those that an operator skipped since included.
 _EVENTS_OF_RETIRED_HANDLER = Statement[EventDeliveryStatusRow](f"""
-SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.failing_since, d.error
+SELECT DISTINCT {EVENT_COLUMNS}, h.name AS handler, h.retired, d.status, d.failures, d.failing_since, d.error
 FROM pipeline.handlers h
 CROSS JOIN LATERAL (
   SELECT r.id, r.event_ids FROM pipeline.runs r
@@ -166,7 +146,7 @@ WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN
 ORDER BY e.id LIMIT :limit
 """)
 
-_RUN = """
+RUN_COLUMNS = """
   r.id, r.workflow, h.name AS handler, h.kind, r.phase, r.status, r.mutation_outcome, r.mutation_id, r.attempt,
   r.retry_of, r.retry_pending, r.retry_at, r.error, r.error_type, r.created_at, r.started_at, r.finished_at,
   r.event_ids, r.worker, r.lease_expires_at, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased,
@@ -174,36 +154,12 @@ _RUN = """
   (SELECT m.status FROM pipeline.mutations m WHERE m.id = r.mutation_id) AS mutation_status,
   (SELECT c.id FROM pipeline.runs c WHERE c.retry_of = r.id) AS retried_by
 """
-_RUN_FILTER = """
-    (CAST(:workflow AS text) IS NULL OR r.workflow = :workflow)
-    AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
-    AND (CAST(:status AS text) IS NULL OR r.status = :status)
-    AND (CAST(:phase AS text) IS NULL OR r.phase = :phase)
-"""
-_RECENT_RUNS = Statement[ListedRunRow](f"""
-SELECT {_RUN} FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
-JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
-""")
-_ACTIVE_RUNS = Statement[ListedRunRow](f"""
-SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
-  SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :recent
-) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
-""")
-#: A run that stopped and is not over waits for a retry or for approval. An index finds each.
-_WAITING_RUNS = Statement[ListedRunRow](f"""
-SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
-  (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.retry_pending ORDER BY r.id DESC LIMIT :recent)
-  UNION ALL
-  (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL
-    AND r.status = '{RunStatus.PAUSED_APPROVAL}' LIMIT :recent)
-) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
-""")
 _RUNS_BY_ID = Statement[ListedRunRow](f"""
-SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+SELECT {RUN_COLUMNS} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
 _RETRIES_OF = Statement[ListedRunRow](f"""
-SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+SELECT {RUN_COLUMNS} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.retry_of = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
 _SESSION = Statement[SessionCostRow]("""
@@ -212,7 +168,7 @@ SELECT s.*, (SELECT sum(r.cost) FROM (
 FROM pipeline.sessions s WHERE s.id = :id
 """)
 _OUTPUTS = Statement[ListedEventRow](f"""
-SELECT {_EVENT}, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
+SELECT {EVENT_COLUMNS}, s.deliveries FROM pipeline.events e {JOIN_DELIVERIES}
 WHERE e.created_by_run_id = ANY(CAST(:ids AS uuid[])) ORDER BY e.id LIMIT :limit
 """)
 
@@ -262,8 +218,7 @@ SELECT a.* FROM (
 ) a ORDER BY a.id LIMIT :limit
 """)
 _AUDIT_OF_WORKFLOW = Statement[AuditRow]("""
-SELECT a.* FROM (SELECT * FROM pipeline.audit ORDER BY id DESC LIMIT :recent) a
-WHERE a.workflow = :workflow ORDER BY a.id DESC LIMIT :limit
+SELECT a.* FROM pipeline.audit a WHERE a.workflow = :workflow ORDER BY a.id DESC LIMIT :limit
 """)
 _BLOCKS_OF_RUN = Statement[BlockRow]("SELECT * FROM pipeline.blocks WHERE run_id = :run_id ORDER BY id LIMIT :limit")
 
@@ -271,7 +226,6 @@ _HAS_OLDER = {
     table: Statement[UnreadRow](f"SELECT true FROM pipeline.{table} ORDER BY id DESC OFFSET :recent LIMIT 1")
     for table in ("events", "runs", "mutations")
 }
-_OPEN_STATUSES = frozenset({"pending", "reserved", "quarantined"})
 
 
 def workflows(tx: Transaction, name: str | None = None) -> Sequence[ListedWorkflowRow]:
@@ -296,18 +250,9 @@ def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) 
     return tx.all(_BLOCKS, workflow=workflow, limit=limit)
 
 
-def events(
-    tx: Transaction, *, message_id: str | None = None, status: str | None = None, **only: Any
-) -> Sequence[ListedEventRow]:
-    """Events, newest first; ``only`` names workflow, topic, key, recent and limit."""
-    given: dict[str, Any] = {"workflow": None, "topic": None, "key": None, "limit": 50, **only, "status": status}
-    statement, unused = _RECENT_EVENTS, ""
-    if message_id is not None:
-        statement, unused = _EVENTS_BY_MESSAGE, "recent"
-        given["message_id"] = message_id
-    elif status in _OPEN_STATUSES:
-        statement = _OPEN_EVENTS
-    return tx.all(statement, **{name: value for name, value in given.items() if name != unused})
+def events_by_message(tx: Transaction, message_id: str, *, limit: int = 20) -> Sequence[ListedEventRow]:
+    """Events of a message id on any topic, newest first."""
+    return tx.all(_EVENTS_BY_MESSAGE, message_id=message_id, limit=limit)
 
 
 def events_by_id(tx: Transaction, ids: Sequence[int]) -> Sequence[EventWithPayloadRow]:
@@ -323,13 +268,13 @@ def deliveries(tx: Transaction, event_ids: Sequence[int], *, limit: int = 1_000)
 def deliveries_by_status(
     tx: Transaction,
     *,
-    status: str = "quarantined",
+    status: DeliveryStatus = DeliveryStatus.QUARANTINED,
     workflow: str | None = None,
     handler: str | None = None,
     limit: int = 100,
 ) -> Sequence[EventDeliveryRow]:
     """Events that were set aside (or, by status, that wait), oldest first, once for each consumer."""
-    return tx.all(_DELIVERIES_BY_STATUS, status=status, workflow=workflow, handler=handler, limit=limit)
+    return tx.all(_DELIVERIES_BY_STATUS[status], workflow=workflow, handler=handler, limit=limit)
 
 
 def events_of_retired_handler(
@@ -342,19 +287,6 @@ def events_of_retired_handler(
 def deliveries_by_event(tx: Transaction, ids: Sequence[int]) -> Sequence[EventDeliveryStatusRow]:
     """These events as they stand for each of their consumers."""
     return tx.all(_DELIVERIES_BY_EVENT, ids=list(ids))
-
-
-def runs(
-    tx: Transaction, *, recent: int, limit: int = 50, is_waiting: bool = False, **only: Any
-) -> Sequence[ListedRunRow]:
-    """Runs, newest first; ``only`` names workflow, handler, status and phase.
-
-    ``is_waiting``: only runs that stopped and wait for something.
-    """
-    given: dict[str, Any] = {"workflow": None, "handler": None, "status": None, "phase": None, **only}
-    statement = _ACTIVE_RUNS if given["status"] == "active" else _RECENT_RUNS
-    statement = _WAITING_RUNS if is_waiting else statement
-    return tx.all(statement, recent=recent, limit=limit, **given)
 
 
 def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:
@@ -412,9 +344,9 @@ def audit(
     return tx.all(_AUDIT, run_id=run_id, mutation_id=mutation_id, event_id=event_id, limit=_MAX_LINES)
 
 
-def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int = 10) -> Sequence[AuditRow]:
+def audit_of_workflow(tx: Transaction, workflow: str, *, limit: int = 10) -> Sequence[AuditRow]:
     """The newest acts about a workflow."""
-    return tx.all(_AUDIT_OF_WORKFLOW, workflow=workflow, recent=recent, limit=limit)
+    return tx.all(_AUDIT_OF_WORKFLOW, workflow=workflow, limit=limit)
 
 
 def blocks_of_run(tx: Transaction, run_id: UUID) -> Sequence[BlockRow]:

@@ -1,0 +1,303 @@
+"""List events, runs, mutations, sessions, acts and quarantined events page by page, newest first.
+
+A cursor is the position at which the next page begins. Rows that are added meanwhile move no later page. A cursor
+belongs to one list with one filter; every other text is refused.
+
+A page may have fewer items than asked for and be followed by another: what is long done is searched in windows of
+``WINDOW`` rows. So every page costs about the same, however rare the items are.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from pipeline.admin import lookup
+from pipeline.admin.audit import AuditFilter, AuditRecord, audit_record
+from pipeline.admin.events import EventFilter, EventSummary, event_summary
+from pipeline.admin.ledger import LedgerEntry, LedgerFilter, ledger_entry
+from pipeline.admin.quarantine import QuarantineEntry, QuarantineFilter, quarantine_entry
+from pipeline.admin.runs import RunFilter, RunSummary, run_summary
+from pipeline.admin.sessions import SessionFilter, SessionSummary, session_summary
+from pipeline.domain.errors import InvalidInputError
+from pipeline.store.database import Database, Transaction, interval
+from pipeline.store.reads import listings, pages, traces
+from pipeline.store.reads.pages import (
+    FIRST_NUMBER,
+    FIRST_UUID,
+    LAST_NUMBER,
+    LAST_UUID,
+    LONGEST_TRANSACTION,
+    PageRange,
+    PositionT,
+    RowPage,
+)
+
+ItemT = TypeVar("ItemT")
+RowT = TypeVar("RowT")
+
+#: Rows that one page searches, at most.
+WINDOW = 10_000
+MAX_LIMIT = 10_000
+_VERSION = 1  #: of the cursor's format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[ItemT]):
+    """Some items of a list, newest first."""
+
+    items: tuple[ItemT, ...]
+    next: str | None  #: cursor of the next page; None: this is the last one
+
+    def is_partial(self, limit: int) -> bool:
+        """Return whether the search ended before the page was full."""
+        return self.next is not None and len(self.items) < limit
+
+
+def event_page(
+    db: Database, only: EventFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
+) -> Page[EventSummary]:
+    """List events that match the filter."""
+    cursor = _Cursor("events", only, limit)
+    before = cursor.number(after)
+    with db.transaction() as tx:
+        if only.workflow is not None and only.topic is not None:
+            lookup.require_topic(tx, only.workflow, only.topic)
+        _check_workflow(tx, only.workflow)
+        part = _numbers(tx, "events", only, before, limit, window)
+        found = pages.events(
+            tx,
+            part,
+            workflows=_workflows(only),
+            topic=only.topic,
+            status=only.status,
+            key=only.key,
+            message_id=only.message_id,
+            since=only.since,
+            until=only.until,
+        )
+    return cursor.page(found, event_summary)
+
+
+def run_page(
+    db: Database, only: RunFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
+) -> Page[RunSummary]:
+    """List runs that match the filter."""
+    cursor = _Cursor("runs", only, limit)
+    before = cursor.uuid(after)
+    with db.transaction() as tx:
+        if only.workflow is not None and only.handler is not None:
+            lookup.require_handler(tx, only.workflow, only.handler)
+        _check_workflow(tx, only.workflow)
+        part = _session_part(tx, only.session_id, _uuids(only, before, limit, window))
+        found = pages.runs(
+            tx,
+            part,
+            workflows=_workflows(only),
+            handler=only.handler,
+            status=only.status,
+            phase=only.phase,
+            session_id=only.session_id,
+            is_waiting=only.is_waiting,
+            since=only.since,
+            until=only.until,
+        )
+    return cursor.page(found, run_summary)
+
+
+def mutation_page(
+    db: Database, only: LedgerFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
+) -> Page[LedgerEntry]:
+    """List mutations of any status that match the filter."""
+    cursor = _Cursor("mutations", only, limit)
+    before = cursor.uuid(after)
+    with db.transaction() as tx:
+        _check_workflow(tx, only.workflow)
+        found = pages.mutations(
+            tx,
+            _uuids(only, before, limit, window),
+            workflows=_workflows(only),
+            connector=only.connector,
+            operation=only.operation,
+            statuses=only.statuses,
+            error_type=only.error_type,
+            resolved_by=only.resolved_by,
+            older_than=None if only.older_than is None else interval(only.older_than),
+            since=only.since,
+            until=only.until,
+        )
+    return cursor.page(found, ledger_entry)
+
+
+def session_page(
+    db: Database, only: SessionFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
+) -> Page[SessionSummary]:
+    """List sessions that match the filter."""
+    cursor = _Cursor("sessions", only, limit)
+    before = cursor.uuid(after)
+    with db.transaction() as tx:
+        _check_workflow(tx, only.workflow)
+        found = pages.sessions(
+            tx,
+            _uuids(only, before, limit, window),
+            workflows=_workflows(only),
+            result=only.result,
+            is_open=only.is_open,
+            since=only.since,
+            until=only.until,
+        )
+    return cursor.page(found, session_summary)
+
+
+def audit_page(
+    db: Database, only: AuditFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
+) -> Page[AuditRecord]:
+    """List acts of operators and sweeps that match the filter."""
+    cursor = _Cursor("audit", only, limit)
+    before = cursor.number(after)
+    with db.transaction() as tx:
+        _check_workflow(tx, only.workflow)
+        part = _numbers(tx, "audit", only, before, limit, window)
+        found = pages.audit(
+            tx,
+            part,
+            subject=only.subject,
+            workflows=_workflows(only),
+            mutation_id=only.mutation_id,
+            run_id=only.run_id,
+            event_id=only.event_id,
+            actor=only.actor,
+            act=only.act,
+            since=only.since,
+            until=only.until,
+        )
+    return cursor.page(found, audit_record)
+
+
+def quarantine_page(
+    db: Database, only: QuarantineFilter, *, after: str | None = None, limit: int = 50
+) -> Page[QuarantineEntry]:
+    """List quarantined events, once for each consumer that could not use them."""
+    cursor = _Cursor("quarantine", only, limit)
+    before = cursor.pair(after)
+    with db.transaction() as tx:
+        if only.workflow is not None and only.handler is not None:
+            lookup.require_handler(tx, only.workflow, only.handler)
+        _check_workflow(tx, only.workflow)
+        rows = pages.quarantine(tx, before, limit=limit + 1, workflows=_workflows(only), handler=only.handler)
+    shown = rows[:limit]
+    return Page(
+        items=tuple(quarantine_entry(row) for row in shown),
+        next=cursor.text(f"{shown[-1].id}:{shown[-1].handler_id}") if len(rows) > limit else None,
+    )
+
+
+class _Cursor:
+    """Write and read the cursors of one list with one filter."""
+
+    def __init__(self, name: str, only: Any, limit: int) -> None:
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InvalidInputError(f"A page of {limit} items was asked for; expected 1 to {MAX_LIMIT}.")
+        self.name = name
+        self.digest = hashlib.sha256(json.dumps(asdict(only), default=_plain).encode()).hexdigest()[:16]
+
+    def text(self, position: object) -> str:
+        """Return the cursor of a position."""
+        content = json.dumps([_VERSION, self.name, self.digest, str(position)], separators=(",", ":"))
+        return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+
+    def page(self, found: RowPage[RowT, PositionT], convert: Callable[[RowT], ItemT]) -> Page[ItemT]:
+        """Return the page of these rows."""
+        position = found.position
+        return Page(
+            items=tuple(convert(row) for row in found.rows), next=None if position is None else self.text(position)
+        )
+
+    def number(self, text: str | None) -> int:
+        """Return the position of a list whose ids are numbers."""
+        return LAST_NUMBER if text is None else self._parsed(text, _number)
+
+    def uuid(self, text: str | None) -> UUID:
+        """Return the position of a list whose ids are UUIDs."""
+        return LAST_UUID if text is None else self._parsed(text, UUID)
+
+    def pair(self, text: str | None) -> tuple[int, int]:
+        """Return the position of a list whose items have an event and a handler."""
+        return (LAST_NUMBER, 0) if text is None else self._parsed(text, _pair)
+
+    def _parsed(self, text: str, parse: Callable[[str], Any]) -> Any:
+        try:
+            content = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            version, name, digest, position = json.loads(content)
+            if (version, name, digest) != (_VERSION, self.name, self.digest):
+                raise InvalidInputError(
+                    f"The cursor {text!r} belongs to another list, another filter or another version; expected one "
+                    f"that a page of {self.name} with this filter returned. Begin with the first page."
+                )
+            return parse(position)
+        except (binascii.Error, ValueError, TypeError, AttributeError) as error:
+            raise InvalidInputError(
+                f"{text!r} is no cursor; expected the value that the page before returned. Begin with the first page."
+            ) from error
+
+
+def _number(text: str) -> int:
+    found = int(text)
+    if not 0 <= found <= LAST_NUMBER:
+        raise ValueError(text)
+    return found
+
+
+def _pair(text: str) -> tuple[int, int]:
+    event, handler = text.split(":")
+    return _number(event), _number(handler)
+
+
+def _plain(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else str(value)
+
+
+def _check_workflow(tx: Transaction, name: str | None) -> None:
+    if name is not None:
+        lookup.require_workflow(tx, name)
+
+
+def _workflows(only: Any) -> list[str] | None:
+    """Return the workflows to which a filter restricts; None: all."""
+    if only.workflow is not None:
+        return [only.workflow] if only.within is None or only.workflow in only.within else []
+    return None if only.within is None else sorted(only.within)
+
+
+def _numbers(tx: Transaction, table: str, only: Any, before: int, limit: int, window: int) -> PageRange[int]:
+    low = FIRST_NUMBER if only.since is None else pages.first_at(tx, table, only.since)
+    top = LAST_NUMBER if only.until is None else pages.first_after(tx, table, only.until)
+    return PageRange(before=min(before, top), low=low, limit=limit, window=window)
+
+
+def _uuids(only: Any, before: UUID, limit: int, window: int) -> PageRange[UUID]:
+    low = FIRST_UUID if only.since is None else traces.first_id_at(only.since)
+    return PageRange(before=min(before, _end_id(only.until)), low=low, limit=limit, window=window)
+
+
+def _end_id(until: datetime | None) -> UUID:
+    """Return an id that no row of an earlier instant can have, unless its transaction took longer than a minute."""
+    return LAST_UUID if until is None else traces.first_id_at(until + LONGEST_TRANSACTION, margin=0)
+
+
+def _session_part(tx: Transaction, session_id: UUID | None, part: PageRange[UUID]) -> PageRange[UUID]:
+    """Restrict the search to the time in which a session was open."""
+    session = None if session_id is None else listings.session(tx, session_id)
+    if session is None:
+        return part
+    return PageRange(
+        before=min(part.before, _end_id(session.finished_at)),
+        low=max(part.low, traces.first_id_at(session.started_at)),
+        limit=part.limit,
+        window=part.window,
+    )
