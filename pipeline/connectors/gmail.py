@@ -14,9 +14,9 @@ from urllib.request import getproxies, proxy_bypass
 
 from pydantic import SecretStr
 
-from pipeline.connectors.email import message as mail
-from pipeline.connectors.email.sockets import is_loopback
+from pipeline.connectors import email as mail
 from pipeline.connectors.error_table import read_status
+from pipeline.connectors.mail_servers import is_loopback
 from pipeline.connectors.sdk import Call, mutation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, TransientError
 from pipeline.domain.payloads import single_line
@@ -25,7 +25,7 @@ from pipeline.domain.reconciliation import Applied, ErrorReading, NotFound, Retr
 try:
     import httpx
 
-    from pipeline.connectors.http.exchange import (
+    from pipeline.connectors.http_exchange import (
         TRANSPORT_ERRORS,
         Connections,
         Exchange,

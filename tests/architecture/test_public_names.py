@@ -88,7 +88,7 @@ def test_type_checkers_and_the_interpreter_find_the_same_objects(package: str) -
         if getattr(module, name) is not getattr(importlib.import_module(home), name)
     ]
     assert wrong == []
-    assert package == "pipeline.connectors.gmail" or sorted(homes) == sorted(NAMES[package])
+    assert sorted(homes) == sorted(NAMES[package]) or not hasattr(module, "__path__"), "a module defines its own names"
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
         module.nothing  # noqa: B018 - the access is the test
 

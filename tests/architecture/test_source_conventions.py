@@ -13,7 +13,7 @@ from pipeline.store import schema
 from tests.support.source_code import ROOT, label, modules, texts
 
 #: The store, a connector whose effects are rows of somebody else's database, and rows of a benchmark's database.
-WRITERS = ("pipeline/store/writes/", "pipeline/connectors/sql/", "pipeline/bench/rows.py")
+WRITERS = ("pipeline/store/writes/", "pipeline/connectors/sql.py", "pipeline/bench/rows.py")
 TABLES = {table.name for table in schema.metadata.tables.values()}
 
 #: SQL that changes rows, in any case and over line breaks. Row locks and triggers are no such thing.

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
-from pipeline.connectors.email.message import Mailbox, MailMessage, encode_message
+from pipeline.connectors.email import Email, EmailWithSent, Imap, Mailbox, MailMessage, Smtp, Tls, encode_message
 from pipeline.connectors.sdk import Call, Grade
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry

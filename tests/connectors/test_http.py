@@ -333,7 +333,7 @@ def test_every_address_of_a_name_is_tried(outside: World, monkeypatch: pytest.Mo
 def test_a_kept_connection_is_used_again_under_the_next_calls_own_deadline(
     outside: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.connectors.http.exchange._IDLE", (20, 600.0))
+    monkeypatch.setattr("pipeline.connectors.http_exchange._IDLE", (20, 600.0))
     crm = Crm(outside.url)
     ports: list[int] = []
 

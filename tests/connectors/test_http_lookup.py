@@ -430,7 +430,7 @@ def test_many_threads_share_a_connector(shop: Shop, outside: World) -> None:
 def test_a_forked_process_makes_connections_of_its_own(
     outside: World, shops: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.connectors.http.exchange._IDLE", (20, 600.0))
+    monkeypatch.setattr("pipeline.connectors.http_exchange._IDLE", (20, 600.0))
     shop = shops(outside.url)
     ports: list[int] = []
 

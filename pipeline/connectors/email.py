@@ -1,26 +1,46 @@
-"""Check the parts of a mail and write it as bytes, for every mail connector.
+"""Write mail and send it over SMTP; reconcile it by a folder of sent mail.
 
 The Message-ID is made from the idempotency key alone. So a reconcile knows the Message-ID without the mail. Text that
 could start a new header line is refused.
+
+``Email`` relies on the reply of the SMTP server. Without a reply the outcome stays unknown.
+``EmailWithSent`` searches the folder of sent mail for the Message-ID. A copy proves that the mail was sent. A missing
+copy proves that it was not sent only if the server files copies by itself.
 """
 
 import hashlib
+import logging
 import re
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from email.header import Header
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 from typing_extensions import TypedDict  # that of typing has no schema before Python 3.12
 
-from pipeline.connectors.sdk import Call, Connector
-from pipeline.domain.errors import LogicError
+from pipeline.connectors.mail_servers import (
+    Envelope,
+    Imap,
+    SentFolderError,
+    ServerAddress,
+    Tls,
+    TlsMode,
+    checked_login,
+    deliver,
+)
+from pipeline.connectors.sdk import HIDDEN, Call, Connector, mutation
+from pipeline.domain.errors import InvalidInputError, LogicError
+from pipeline.domain.reconciliation import Applied, NotFound, Retry, Verdict
+
+__all__ = ["Email", "EmailWithSent", "Imap", "Smtp", "Tls"]
 
 KEY_HEADER = "X-Idempotency-Key"
 
@@ -285,3 +305,129 @@ def send(  # noqa: PLR0913 - the parts of a mail, given by name
 #: Operators see the recipients and the subject of a mail, not its text.
 SHOWS = "Mail to {to}: {subject}"
 REDACT = ("bcc", "text", "html")
+
+
+log = logging.getLogger(__name__)
+
+_PORTS = {Tls.STARTTLS: 587, Tls.IMPLICIT: 465, Tls.NONE: 25}
+_LONGEST_FILING = 10.0  #: seconds for filing a copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smtp:
+    """The SMTP server."""
+
+    host: str
+    port: int | None = None  #: by default 587, 465 or 25, depending on tls
+    tls: TlsMode = Tls.STARTTLS
+    ca_file: str | None = None  #: certificates to trust instead of the system's
+
+    def __post_init__(self) -> None:
+        _ = self.server  # refuses an address that cannot be used
+
+    @property
+    def server(self) -> ServerAddress:
+        """The server with its port."""
+        return ServerAddress.create(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
+
+
+class Email(Mailer):
+    """Mail through an SMTP server. An operator resolves unknown outcomes: grade D."""
+
+    def __init__(
+        self,
+        *,
+        smtp: Smtp,
+        sender: str,
+        username: str | None = None,
+        password: SecretStr | None = None,
+        name: str = "email",
+    ) -> None:
+        self.name = name
+        self.server = smtp.server
+        self.username, self.password = username, password
+        self._login = checked_login(self.server, username, password)
+        try:
+            self.sender = Mailbox.parse(sender)
+        except ValueError as error:
+            raise InvalidInputError(f"The sender {sender!r} cannot be used: {error}.") from None
+
+    send = mutation(shows=SHOWS, redact=REDACT)(send)
+
+    def deliver(self, call: Call, message: MailMessage) -> dict[str, Any]:
+        """Send the mail to all recipients or to none. The result has the server's reply."""
+        return self._deliver_encoded(call, message, self._encode(call, message))
+
+    def _encode(self, call: Call, message: MailMessage) -> bytes:
+        return encode_message(message, call, sender=self.sender, domain=self.sender.domain)
+
+    def _deliver_encoded(self, call: Call, message: MailMessage, raw: bytes) -> dict[str, Any]:
+        def redact(text: str) -> str:
+            for address in message.bcc_only:
+                text = re.sub(re.escape(address), HIDDEN, text, flags=re.IGNORECASE)
+            return self.scrub(text)
+
+        envelope = Envelope(
+            sender=self.sender.address, recipients=message.recipients, raw=raw, bcc_only=message.bcc_only
+        )
+        reply = deliver(self.server, self._login, envelope, call, redact)
+        return {"message_id": message_id(call.idempotency_key, self.sender.domain), "reply": reply}
+
+
+class EmailWithSent(Email):
+    """Mail through an SMTP server. Reconciles by the folder of sent mail: grade B.
+
+    With ``file_sent`` the connector files the copy itself, after the server has accepted the mail. A process that dies
+    in between leaves a sent mail without a copy. So a missing copy proves nothing: the connector is asked again, and in
+    the end an operator resolves the outcome. Without ``file_sent`` the server must file copies by itself.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, given by name
+        self,
+        *,
+        smtp: Smtp,
+        sender: str,
+        sent: Imap,
+        file_sent: bool = True,
+        username: str | None = None,
+        password: SecretStr | None = None,
+        name: str = "email",
+    ) -> None:
+        super().__init__(smtp=smtp, sender=sender, username=username, password=password, name=name)
+        self.sent, self.file_sent = sent, file_sent
+        self.sent_password = sent.password  # here too, so that messages are scrubbed of it
+
+    send = mutation(shows=SHOWS, redact=REDACT, settle=timedelta(minutes=2))(send)
+
+    def deliver(self, call: Call, message: MailMessage) -> dict[str, Any]:
+        """Send the mail, then file a copy if ``file_sent`` is set."""
+        raw = self._encode(call, message)
+        result = self._deliver_encoded(call, message, raw)
+        return result | {"filed": self._file(call, raw)} if self.file_sent else result
+
+    def _file(self, call: Call, raw: bytes) -> bool:
+        """File a copy within part of the time that is left. The mail is sent in any case."""
+        ends_at = time.monotonic() + min(_LONGEST_FILING, call.remaining.total_seconds() / 2)
+        try:
+            self.sent.file(raw, ends_at)
+        except SentFolderError as error:
+            log.warning("a mail was sent, but no copy could be filed: %s", self.scrub(str(error)))
+            return False
+        return True
+
+    @send.reconcile
+    def find_sent(self, call: Call, **_: Any) -> Verdict:
+        """Search for the copy. A missing copy counts as evidence only if the server files copies."""
+        try:
+            is_there = self.sent.has_message(local_id(call.idempotency_key), call.ends_at)
+        except SentFolderError as error:
+            return Retry(f"the folder of sent mail could not be searched: {self.scrub(str(error))}")
+        if is_there:
+            result = {"message_id": message_id(call.idempotency_key, self.sender.domain), "reply": ""}
+            return Applied(result | {"filed": True} if self.file_sent else result)
+        if self.file_sent:
+            return Retry(
+                f"there is no copy in {self.sent.folder!r}, which proves nothing: copies are filed after sending, "
+                "and this one may be missing although the mail was sent"
+            )
+        return NotFound(f"the server filed no copy in {self.sent.folder!r}")
