@@ -339,6 +339,10 @@ CREATE TABLE pipeline.mutations (
     found_late_at TIMESTAMP WITH TIME ZONE,
     late_result JSONB,
     acknowledged_by TEXT,
+    headline TEXT DEFAULT '' NOT NULL,
+    message_ids TEXT[] DEFAULT '{}' NOT NULL,
+    message_count INTEGER DEFAULT 0 NOT NULL,
+    four_eyes_value NUMERIC,
     CONSTRAINT mutations_pk PRIMARY KEY (id),
     CONSTRAINT mutations_run_id_once UNIQUE (run_id),
     CONSTRAINT mutations_status_known CHECK (status IN ('pending', 'in_flight', 'applied', 'failed', 'needs_reconcile', 'indeterminate')),
@@ -471,6 +475,29 @@ CREATE TABLE pipeline.breakers (
     probe_at TIMESTAMP WITH TIME ZONE,
     closed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT breakers_pk PRIMARY KEY (connector, operation)
+)
+    """,
+    """
+CREATE TABLE pipeline.operations (
+    connector TEXT NOT NULL,
+    operation TEXT NOT NULL,
+    is_mutation BOOLEAN NOT NULL,
+    params_schema JSONB,
+    result_schema JSONB,
+    redact TEXT[] NOT NULL,
+    shown TEXT[] NOT NULL,
+    shows TEXT NOT NULL,
+    look_up TEXT NOT NULL,
+    keyed BOOLEAN NOT NULL,
+    key_lifetime INTERVAL,
+    can_reconcile BOOLEAN NOT NULL,
+    can_fetch BOOLEAN NOT NULL,
+    timeout INTERVAL NOT NULL,
+    settle INTERVAL NOT NULL,
+    value TEXT NOT NULL,
+    four_eyes_above NUMERIC,
+    registered_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT operations_pk PRIMARY KEY (connector, operation)
 )
     """,
     """

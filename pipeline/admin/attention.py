@@ -3,11 +3,13 @@
 Command line, live view and notices use the same list. Problems that the system solves by itself are not in it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
+from uuid import UUID
 
 from pipeline.admin import advice
+from pipeline.admin.incidents import Incident, open_incidents
 from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions, resolve_commands
 from pipeline.domain.errors import quantity
 from pipeline.domain.mutation_state import state_token
@@ -25,20 +27,28 @@ class AttentionItem:
     #: indeterminate, approval, late_effect, blocked, maintenance, quarantined, breaker, retired,
     #: unclaimed, dead_letter, broken_invariant
     kind: str
+    headline: str  #: what is asked about, for a person
     workflow: str  #: empty when it concerns no single workflow
     subject: str  #: the mutation, run, handler or operation
     reason: str
     since: datetime | None  #: of quarantined events: when the oldest was published
     commands: tuple[str, ...]
     state: str | None = None  #: of the mutation that it is about, for --if-state
+    mutation_id: UUID | None = None
+    incident: str | None = None  #: the id of the incident that it belongs to
+    id: str = field(init=False)  #: stays the same as long as the item waits
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", ":".join(part for part in (self.kind, self.workflow, self.subject) if part))
 
 
 def items(
     resolutions: Resolutions, *, workflow: str | None = None, limit: int = 100, recent: int = 10_000
 ) -> list[AttentionItem]:
     """List the items, oldest first, at most ``limit`` of each kind. Broken invariants, without instant, come first."""
+    of_mutations = incident_ids(open_incidents(resolutions, workflow=workflow))
     indeterminate = [
-        _indeterminate(each)
+        _indeterminate(each, of_mutations.get(each.id))
         for each in resolutions.unresolved_mutations(MutationFilter(workflow=workflow), limit=limit)
     ]
     approvals = [_approval(each) for each in resolutions.pending_approvals(workflow, limit=limit)]
@@ -58,10 +68,16 @@ def items(
     )
 
 
+def incident_ids(incidents: Iterable[Incident]) -> dict[UUID, str]:
+    """Return the incident of each mutation that belongs to one."""
+    return {mutation_id: incident.id for incident in incidents for mutation_id in incident.mutation_ids}
+
+
 def dead_letters(count: int) -> AttentionItem:
     """Describe the messages in the dead-letter queue; the broker knows how many, and not since when."""
     return AttentionItem(
         kind="dead_letter",
+        headline=f"{quantity(count, 'message')} refused",
         workflow="",
         subject="queue pipeline.dead_letters",
         reason=f"{quantity(count, 'message')} that no worker could publish or read; send them back or drop them",
@@ -70,9 +86,12 @@ def dead_letters(count: int) -> AttentionItem:
     )
 
 
-def _indeterminate(mutation: MutationSummary) -> AttentionItem:
+def _indeterminate(mutation: MutationSummary, incident: str | None) -> AttentionItem:
     return AttentionItem(
         kind="indeterminate",
+        headline=mutation.headline,
+        mutation_id=mutation.id,
+        incident=incident,
         workflow=mutation.workflow,
         subject=f"mutation {mutation.id}",
         reason=_mutation_reason(mutation, "its outcome is unknown"),
@@ -85,6 +104,8 @@ def _indeterminate(mutation: MutationSummary) -> AttentionItem:
 def _approval(mutation: MutationSummary) -> AttentionItem:
     return AttentionItem(
         kind="approval",
+        headline=mutation.headline,
+        mutation_id=mutation.id,
         workflow=mutation.workflow,
         subject=f"mutation {mutation.id}",
         reason=_mutation_reason(mutation, "waits for approval"),
@@ -95,9 +116,7 @@ def _approval(mutation: MutationSummary) -> AttentionItem:
 
 
 def _mutation_reason(mutation: MutationSummary, default: str) -> str:
-    operation = f"{mutation.connector}.{mutation.operation}"
-    title = operation if mutation.title == operation else f"{operation}: {mutation.title}"
-    return f"{title}: {mutation.error or default}"
+    return f"{mutation.connector}.{mutation.operation}: {mutation.error or default}"
 
 
 def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
@@ -105,6 +124,8 @@ def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
         state = state_token(row)
         yield AttentionItem(
             kind="late_effect",
+            headline=row.headline or f"{row.connector}.{row.operation}",
+            mutation_id=row.id,
             workflow=row.workflow,
             subject=f"mutation {row.id}",
             reason=f"{row.connector}.{row.operation} seems to have happened after all; it was resolved as failed by "
@@ -121,6 +142,7 @@ def _blocks(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
         if row.kind in CLEARED_BY_RESUME:
             yield AttentionItem(
                 kind="blocked",
+                headline=f"{row.workflow} starts no runs",
                 workflow=row.workflow,
                 subject=f"run {row.run_id}",
                 reason=f"{row.kind}: {row.reason}",
@@ -134,6 +156,7 @@ def _maintenance(tx: Transaction) -> Iterator[AttentionItem]:
         if row.maintenance:
             yield AttentionItem(
                 kind="maintenance",
+                headline=f"{row.name} is in maintenance",
                 workflow=row.name,
                 subject=f"workflow {row.name}",
                 reason=f"{row.maintenance_reason}; deploy fixed code, or fix the cause and end maintenance by hand",
@@ -148,6 +171,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
         if row.quarantined_id is not None:
             yield AttentionItem(
                 kind="quarantined",
+                headline=f"{quantity(row.quarantined, 'event')} of {row.name} quarantined",
                 workflow=row.workflow,
                 subject=subject,
                 reason=f"{quantity(row.quarantined, 'event')} quarantined, the oldest is event {row.quarantined_id}",
@@ -166,27 +190,31 @@ def _unserved_handler(row: ListedHandlerRow) -> Iterator[AttentionItem]:
     events_commands = tuple(
         advice.quarantine_command(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip")
     )
-    of = {"workflow": row.workflow, "subject": f"handler {row.name}"}
+    subject = f"handler {row.name}"
     if row.retired and (left or row.stopped):
         yield AttentionItem(
             kind="retired",
+            headline=f"{row.name} is no longer in the code, with {events} left",
             reason=f"it is no longer in the code, with {events} left; restore it under its old name until they are "
             "done, or skip them",
             since=row.oldest_at or row.stopped_at,
             commands=events_commands,
-            **of,
+            workflow=row.workflow,
+            subject=subject,
         )
     is_producer = row.kind == HandlerKind.PRODUCER
     if row.is_unclaimed and (left or is_producer):
         why = "no running worker knows it; " + ("it is due" if is_producer else f"{events} left")
         yield AttentionItem(
             kind="unclaimed",
+            headline=f"No running worker knows {row.name}",
             reason=(
                 f"{why}; start a worker whose code has it, deploy code without it under a higher version, or pause it"
             ),
             since=row.next_run_at if is_producer else row.oldest_at,
             commands=(*(() if is_producer else events_commands), advice.pause_command(row.workflow)),
-            **of,
+            workflow=row.workflow,
+            subject=subject,
         )
 
 
@@ -195,6 +223,7 @@ def _breakers(tx: Transaction) -> Iterator[AttentionItem]:
         probes = "probes are let through" if row.probe_at is not None else "opened by hand, no probes"
         yield AttentionItem(
             kind="breaker",
+            headline=f"{row.connector}.{row.operation} starts no new mutation",
             workflow="",
             subject=f"operation {row.connector}.{row.operation}",
             reason=f"no new mutation is started: {row.reason} ({probes})",
@@ -208,6 +237,7 @@ def _broken_invariants(tx: Transaction, recent: int) -> Iterator[AttentionItem]:
         if finding.severity is Severity.BROKEN and finding.invariant != invariants.LATE_EFFECTS:
             yield AttentionItem(
                 kind="broken_invariant",
+                headline=finding.sentence,
                 workflow="",
                 subject=finding.subject,
                 reason=f"{finding.detail}; {finding.sentence} {finding.advice}",

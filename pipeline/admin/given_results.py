@@ -1,8 +1,7 @@
 """The result that an operator gives for a mutation that happened: as a value, by an external id, or explicitly none.
 
-``next`` gets it, and no resolved row is ever amended. So it is checked against what the operation declares before
-anything is written. The declaration comes from the code of the operation. Where that code is not loaded, nothing can be
-checked or fetched, and the operator must accept that explicitly.
+``next`` gets it, and no resolved row is ever amended. So it is checked against what a worker registered about the
+operation before anything is written. Only to fetch a result by an external id needs the code of the operation.
 """
 
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.declared_results import DeclaredResult, result_options
 from pipeline.domain.errors import InvalidInputError, PayloadError
+from pipeline.domain.operations import OperationSpec
 from pipeline.domain.payloads import checked_name, json_copy
 from pipeline.domain.reconciliation import NotFound
 from pipeline.domain.values import DEFAULT_LIMITS
@@ -21,7 +21,7 @@ from pipeline.worker import calls, outcomes
 
 
 class Operations(Protocol):
-    """Find operations, which title and redact requests and declare results."""
+    """Find the code of operations, which fetches results."""
 
     @property
     def connectors(self) -> Mapping[str, Connector]: ...
@@ -41,21 +41,14 @@ class GivenResult:
 NO_RESULT = GivenResult()
 
 
-def declared_result(operation: Operation[Any] | None) -> DeclaredResult | None:
-    """Return what the code of an operation declares about its result. None: the code is not here."""
-    if operation is None:
-        return None
-    return DeclaredResult(
-        schema=payload_schemas.result_schema(operation.result_type), can_fetch=operation.fetch_function is not None
-    )
-
-
-def checked_result(operations: Operations | None, row: MutationRow, given: GivenResult) -> Any:
+def checked_result(
+    operations: Operations | None, row: MutationRow, registered: OperationSpec | None, given: GivenResult
+) -> Any:
     """Return the result to record, fetched if an external id was given. Refuses one that does not fit."""
-    operation = operations.operation(row.connector, row.operation) if operations else None
     name = f"{row.connector}.{row.operation}"
     value = given.value
     if given.external_id is not None:
+        operation = operations.operation(row.connector, row.operation) if operations else None
         if operations is None or operation is None:
             raise InvalidInputError(
                 f"The result of {name} cannot be fetched, because its code is not here. Resolve it where "
@@ -63,15 +56,15 @@ def checked_result(operations: Operations | None, row: MutationRow, given: Given
             )
         value = _fetched_result(operations.connectors[row.connector], operation, row, given.external_id)
     if not given.is_unchecked:
-        _check(declared_result(operation), row, value, name)
+        _check(registered.declared_result if registered else None, row, value, name)
     return value
 
 
 def _check(declared: DeclaredResult | None, row: MutationRow, value: Any, name: str) -> None:
     if declared is None:
         raise InvalidInputError(
-            f"The result of {name} cannot be checked, because its code is not here. Resolve it where "
-            "PIPELINE_WORKFLOWS names the code, or without the check with --unchecked. Nothing was changed."
+            f"The result of {name} cannot be checked, because no worker has registered the operation. Start a worker "
+            "that has its code, or resolve it without the check with --unchecked. Nothing was changed."
         )
     if declared.schema is None:
         return
@@ -86,9 +79,10 @@ def _fetched_result(connector: Connector, operation: Operation[Any], row: Mutati
     name = f"{row.connector}.{row.operation}"
     function = operation.fetch_function
     if function is None:
+        declared = DeclaredResult(schema=payload_schemas.result_schema(operation.result_type))
         raise InvalidInputError(
             f"{name} declares no fetch method, so its result cannot be fetched by an external id; expected "
-            f"{result_options(declared_result(operation))}. Nothing was changed."
+            f"{result_options(declared)}. Nothing was changed."
         )
     asked = checked_name(external_id, what="external id")
     limit = operation.policy.immediate_timeout

@@ -35,7 +35,7 @@ class PlannedRun:
     message_ids: tuple[str, ...]
     connector: str = ""
     operation: str = ""
-    title: str = ""
+    headline: str = ""
     params: dict[str, Any] | None = None
     needs_approval: bool = False
     problem: str = ""  #: why the run would stop
@@ -162,13 +162,13 @@ class Planner:
         """Plan an existing run from its phase on: unprepared, prepared, or with its request."""
         if row.phase in (Phase.PENDING, Phase.PREPARING):
             return self._new_run(run.workflow, consumer, run, offered)[0]
-        message_ids = tuple(row.message_ids or ())
+        message_ids, run.prepare_result = tuple(row.message_ids or ()), row.prepare_result
         if row.connector is not None and row.operation is not None:
             asked = RequestedMutation(connector=row.connector, operation=row.operation, params=row.params)
-            return self._planned_run(consumer, message_ids, asked, row.approved_at is None)
-        run.event_ids, run.prepare_result = tuple(row.event_ids), row.prepare_result
+            return self._planned_run(run, message_ids, asked, row.approved_at is None)
+        run.event_ids = tuple(row.event_ids)
         is_asking = bool((row.prepare_result or {}).get("approval"))
-        return self._planned_run(consumer, message_ids, self._requested(run), is_asking)
+        return self._planned_run(run, message_ids, self._requested(run), is_asking)
 
     def _new_run(
         self, workflow: str, consumer: Consumer, run: Any, left: Sequence[PendingEventRow]
@@ -188,7 +188,7 @@ class Planner:
         run.prepare_result = {"data": plan.data, "ui": plan.ui}
         asked = self._requested(run)
         message_ids = tuple(ids.get(event, str(event)) for event in run.event_ids)
-        return self._planned_run(consumer, message_ids, asked, plan.needs_approval), set(run.event_ids)
+        return self._planned_run(run, message_ids, asked, plan.needs_approval), set(run.event_ids)
 
     def _requested(self, run: Any) -> RequestedMutation | Failure | None:
         asked = self.phases.mutate(run)
@@ -196,26 +196,26 @@ class Planner:
 
     def _planned_run(
         self,
-        consumer: Consumer,
+        run: Any,
         message_ids: tuple[str, ...],
         asked: RequestedMutation | Failure | None,
         approval: bool,
     ) -> PlannedRun:
         if isinstance(asked, Failure):
-            return PlannedRun(handler=consumer.name, message_ids=message_ids, problem=asked.message)
+            return PlannedRun(handler=run.handler, message_ids=message_ids, problem=asked.message)
         if asked is None:
-            return PlannedRun(handler=consumer.name, message_ids=message_ids)
+            return PlannedRun(handler=run.handler, message_ids=message_ids)
         operation = self.registry.operation(asked.connector, asked.operation)
         if operation is None:
             problem = f"{asked.connector}.{asked.operation} is not known here"
-            return PlannedRun(handler=consumer.name, message_ids=message_ids, problem=problem)
+            return PlannedRun(handler=run.handler, message_ids=message_ids, problem=problem)
         return PlannedRun(
-            handler=consumer.name,
+            handler=run.handler,
             message_ids=message_ids,
             connector=asked.connector,
             operation=asked.operation,
-            title=operation.title(asked.params),
-            params=operation.redact_params(asked.params),
+            headline=operation.headline(asked.params, (run.prepare_result or {}).get("ui"), message_ids),
+            params=operation.redaction.value(asked.params),
             needs_approval=approval,
         )
 

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 from pipeline.admin import advice, given_results
 from pipeline.admin.given_results import GivenResult, Operations
+from pipeline.admin.operations import RegisteredOperation, operations_by_name
 from pipeline.connectors.sdk import Grade
 from pipeline.domain.declared_results import DeclaredResult
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.mutation_state import state_token
+from pipeline.domain.redaction import BY_NAME
 from pipeline.domain.states import MutationId, MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
@@ -33,6 +36,7 @@ KEY = "idempotency_key"
 
 _PAGE_SIZE = 10_000  #: rows of the ledger read in one transaction
 _AFTER_ALL_IDS = UUID(int=2**128 - 1)
+UNREGISTERED = "(no worker has registered its operation)"  #: shown instead of a parameter
 
 
 class ResolutionKind(StrEnum):
@@ -46,8 +50,9 @@ class ResolutionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationSummary:
-    """A mutation as an operator sees it, with redacted parameters."""
+    """A mutation as an operator sees it, redacted by what a worker registered about its operation."""
 
+    headline: str  #: one line that says what it does
     id: UUID
     state: str  #: token of the state that is shown here; an act with it is refused once the mutation has changed
     workflow: str
@@ -57,19 +62,21 @@ class MutationSummary:
     grade: str  #: what its operation offers after an unknown outcome, as the request was sent
     connector: str
     operation: str
-    title: str
     params: dict[str, Any]
     idempotency_key: str
     request_hash: str
     error: str | None
+    error_class: str  #: of the error that left its outcome unknown; empty: there was none
     since: datetime
     attempts: int
     reconcile_attempts: int
     quiet_until: datetime | None  #: before this instant "did not happen" is refused: the request may still arrive
     can_try_again: bool
-    message_ids: tuple[str, ...]
-    is_hidden: bool  #: its operation is not in the loaded code, so the parameters cannot be shown
-    declared_result: DeclaredResult | None  #: null: its operation is not in the loaded code
+    message_ids: tuple[str, ...]  #: of its inputs, the first ones
+    message_count: int
+    look_up: str  #: the link to its effect in the outside system; empty: its operation declares none
+    four_eyes_value: Decimal | None  #: two people must decide about it, because of this value
+    declared_result: DeclaredResult | None  #: null: no worker has registered its operation
     after_did_not_happen: str  #: what follows that resolution; empty once it is resolved
     after_refusal: str  #: the same, if the outside system itself refused the request
 
@@ -116,6 +123,7 @@ class ResolveResult:
 class Resolutions:
     """Read and resolve the mutations of one database.
 
+    ``operations`` is the loaded code of connectors, which only fetching a result by an external id needs.
     ``wake_workflow`` is called for workflows that may continue, ``dispatch_run`` for runs whose request was approved.
     """
 
@@ -131,7 +139,8 @@ class Resolutions:
 
     def unresolved_mutations(self, only: MutationFilter | None = None, *, limit: int = 100) -> list[MutationSummary]:
         """List the mutations that wait for a resolution, oldest first."""
-        return [self._summary(row) for row in self._rows(only or MutationFilter(), limit)]
+        with self.db.transaction() as tx:
+            return _summaries(tx, _rows(tx, only or MutationFilter(), limit))
 
     def resolved_mutations(
         self, only: MutationFilter, *, limit: int = 100, recent: int = 10_000
@@ -146,7 +155,7 @@ class Resolutions:
                 )
             ]
             rows = ledger.mutations_by_status(tx, statuses=only.statuses, ids=ids, limit=limit)
-        return [self._summary(row) for row in reversed(rows)]
+            return _summaries(tx, list(reversed(rows)))
 
     def match_candidates(
         self, match_by: str, only: MutationFilter | None = None, *, limit: int = 10_000, recent: int = 1_000_000
@@ -162,9 +171,10 @@ class Resolutions:
                 f"Mutations cannot be matched by {match_by!r}; expected {KEY!r} or 'params.<name>'."
             )
         given = only or MutationFilter()
-        rows = [
-            (row, value) for row in self._rows(given, limit) if (value := _match_value(row, match_by, name)) is not None
-        ]
+        with self.db.transaction() as tx:
+            listed = _rows(tx, given, limit)
+            summaries = {summary.id: summary for summary in _summaries(tx, listed)}
+        rows = [(row, value) for row in listed if (value := _match_value(row, match_by, name)) is not None]
         shared = {value for value, count in Counter(value for _, value in rows).items() if count > 1}
         is_beyond = False
         if rows and match_by != KEY:
@@ -175,7 +185,7 @@ class Resolutions:
         return [
             MatchCandidate(
                 value=value,
-                mutation=self._summary(row),
+                mutation=summaries[row.id],
                 is_shared=is_beyond or value in shared,
                 is_partial=is_beyond,
             )
@@ -187,21 +197,22 @@ class Resolutions:
         with self.db.transaction() as tx:
             ids = listings.pending_approvals(tx, workflow, limit=limit)
             rows = ledger.mutations_by_status(tx, statuses=(MutationStatus.PENDING,), ids=ids, limit=limit)
-        return [self._summary(row) for row in rows]
+            return _summaries(tx, rows)
 
     def mutation(self, mutation_id: UUID) -> MutationSummary:
         """Return one mutation of any status."""
         with self.db.transaction() as tx:
             rows = ledger.mutations_by_status(tx, statuses=tuple(MutationStatus), ids=[mutation_id], limit=1)
-        if not rows:
+            found = _summaries(tx, rows)
+        if not found:
             raise InvalidInputError(f"There is no mutation {mutation_id}. `pipeline mutations` lists those that wait.")
-        return self._summary(rows[0])
+        return found[0]
 
     def mutations_by_id(self, ids: Sequence[UUID]) -> list[MutationSummary]:
         """Return the mutations with these ids, of any status. Ids without a mutation are left out."""
         with self.db.transaction() as tx:
             rows = ledger.mutations_by_status(tx, statuses=tuple(MutationStatus), ids=list(ids), limit=len(ids))
-        return [self._summary(row) for row in rows]
+            return _summaries(tx, rows)
 
     def resolve(
         self,
@@ -221,8 +232,8 @@ class Resolutions:
         _check(kind, by, result)
         if is_refused and kind is not ResolutionKind.DID_NOT_HAPPEN:
             raise InvalidInputError(f"A refusal was given with {kind}; expected it with did_not_happen only.")
-        row = self._row(mutation_id)
-        who, value = self._stated_result(row, by, result)
+        row, operation = self._row(mutation_id)
+        who, value = self._stated_result(row, operation, by, result)
         with self._traced_transaction(mutation_id, kind, who) as tx:
             shown = state_token(row) if state is None else state
             if is_refused:
@@ -257,7 +268,7 @@ class Resolutions:
             try:
                 _check(item.kind, by, item.result)
                 who = replace(by, evidence={**(by.evidence or {}), **item.evidence}) if item.evidence else by
-                who, value = self._stated_result(self._row(item.mutation.id), who, item.result)
+                who, value = self._stated_result(*self._row(item.mutation.id), who, item.result)
                 with self._traced_transaction(item.mutation.id, item.kind, who) as tx:
                     self._resolve(tx, MutationId(item.mutation.id), item.kind, who, value, item.mutation.state)
             except PipelineError as error:
@@ -276,16 +287,18 @@ class Resolutions:
             try:
                 _check(item.kind, by, item.result)
                 if item.result is not None and item.result.external_id is None:
-                    given_results.checked_result(self.operations, self._row(item.mutation.id), item.result)
+                    given_results.checked_result(self.operations, *self._row(item.mutation.id), item.result)
             except PipelineError as error:
                 found[item.mutation.id] = str(error)
         return found
 
-    def _stated_result(self, row: MutationRow, by: Actor, given: GivenResult | None) -> tuple[Actor, Any]:
+    def _stated_result(
+        self, row: MutationRow, operation: RegisteredOperation | None, by: Actor, given: GivenResult | None
+    ) -> tuple[Actor, Any]:
         """Return the result to record, and the actor with the evidence of where it is from."""
         if given is None:
             return by, None
-        value = given_results.checked_result(self.operations, row, given)
+        value = given_results.checked_result(self.operations, row, operation, given)
         evidence = {"result": value}
         if given.external_id is not None:
             evidence["external_id"] = given.external_id
@@ -293,12 +306,13 @@ class Resolutions:
             evidence["unchecked"] = True
         return replace(by, evidence={**(by.evidence or {}), **evidence}), value
 
-    def _row(self, mutation_id: UUID) -> MutationRow:
+    def _row(self, mutation_id: UUID) -> tuple[MutationRow, RegisteredOperation | None]:
         with self.db.transaction() as tx:
             rows = work.mutations(tx, [mutation_id])
+            operations = operations_by_name(tx, [(row.connector, row.operation) for row in rows])
         if not rows:
             raise NotFoundError("mutation", mutation_id, hint="Nothing was changed.")
-        return rows[0]
+        return rows[0], operations.get((rows[0].connector, rows[0].operation))
 
     @contextmanager
     def _traced_transaction(self, mutation_id: UUID, act: str, by: Actor) -> Iterator[Transaction]:
@@ -311,18 +325,6 @@ class Resolutions:
                 for row in rows:
                     last.enter_context(spans.resolution_span(spans.RESOLVE, row, about))
             yield last.enter_context(self.db.transaction())
-
-    def _rows(self, only: MutationFilter, limit: int) -> Sequence[UnresolvedMutationRow]:
-        with self.db.transaction() as tx:
-            return ledger.mutations_by_status(
-                tx,
-                statuses=only.statuses,
-                limit=limit,
-                workflow=only.workflow,
-                connector=only.connector,
-                operation=only.operation,
-                older_than=only.older_than,
-            )
 
     def _shared_values(
         self, name: str, connector: str | None, asked: Mapping[UUID, str], recent: int
@@ -354,44 +356,62 @@ class Resolutions:
             case ResolutionKind.SKIP:
                 return resolution.skip(tx, mutation_id, by, state=state)
             case ResolutionKind.TRY_AGAIN:
-                can_reconcile = any(self._can_reconcile(row) for row in work.mutations(tx, [mutation_id]))
+                names = [(row.connector, row.operation) for row in work.mutations(tx, [mutation_id])]
+                can_reconcile = any(each.can_reconcile for each in operations_by_name(tx, names).values())
                 return resolution.try_again(tx, mutation_id, by, can_reconcile=can_reconcile, state=state)
 
-    def _can_reconcile(self, row: MutationRow) -> bool:
-        """Return whether the operation of the loaded code can reconcile."""
-        found = self.operations.operation(row.connector, row.operation) if self.operations else None
-        return found is not None and found.can_reconcile
 
-    def _summary(self, row: UnresolvedMutationRow) -> MutationSummary:
-        found = self.operations.operation(row.connector, row.operation) if self.operations else None
-        params = row.params if isinstance(row.params, dict) else {}
-        is_open = row.resolved_at is None
-        return MutationSummary(
-            id=row.id,
-            state=state_token(row),
-            grade=Grade.of(keyed=row.keyed, can_reconcile=row.reconcilable),
-            workflow=row.workflow,
-            handler=row.handler,
-            run_id=row.run_id,
-            status=row.status,
-            connector=row.connector,
-            operation=row.operation,
-            title=found.title(params) if found else f"{row.connector}.{row.operation}",
-            params=found.redact_params(params) if found else dict.fromkeys(params, "(its operation is not known here)"),
-            idempotency_key=row.idempotency_key,
-            request_hash=row.request_hash,
-            error=row.error,
-            since=row.doubted_at or row.created_at,
-            attempts=row.attempts,
-            reconcile_attempts=row.reconcile_attempts,
-            quiet_until=row.quiet_until if row.is_quiet else None,
-            can_try_again=row.status == MutationStatus.INDETERMINATE and (row.reconcilable or self._can_reconcile(row)),
-            message_ids=tuple(row.message_ids or ()),
-            is_hidden=found is None and bool(params),
-            declared_result=given_results.declared_result(found),
-            after_did_not_happen=f"{advice.release_text(row)} {advice.repeat_text(row)}" if is_open else "",
-            after_refusal=f"{advice.release_text(row)} {advice.REFUSED_TEXT}" if is_open else "",
-        )
+def _rows(tx: Transaction, only: MutationFilter, limit: int) -> Sequence[UnresolvedMutationRow]:
+    return ledger.mutations_by_status(
+        tx,
+        statuses=only.statuses,
+        limit=limit,
+        workflow=only.workflow,
+        connector=only.connector,
+        operation=only.operation,
+        older_than=only.older_than,
+    )
+
+
+def _summaries(tx: Transaction, rows: Sequence[UnresolvedMutationRow]) -> list[MutationSummary]:
+    operations = operations_by_name(tx, [(row.connector, row.operation) for row in rows])
+    return [_summary(row, operations.get((row.connector, row.operation))) for row in rows]
+
+
+def _summary(row: UnresolvedMutationRow, operation: RegisteredOperation | None) -> MutationSummary:
+    params = row.params if isinstance(row.params, dict) else {}
+    redaction = operation.redaction if operation else BY_NAME
+    is_open = row.resolved_at is None
+    can_reconcile = row.reconcilable or (operation is not None and operation.can_reconcile)
+    return MutationSummary(
+        headline=row.headline or f"{row.connector}.{row.operation}",
+        id=row.id,
+        state=state_token(row),
+        grade=Grade.of(keyed=row.keyed, can_reconcile=row.reconcilable),
+        workflow=row.workflow,
+        handler=row.handler,
+        run_id=row.run_id,
+        status=row.status,
+        connector=row.connector,
+        operation=row.operation,
+        params=redaction.value(params) if operation else dict.fromkeys(params, UNREGISTERED),
+        idempotency_key=row.idempotency_key,
+        request_hash=row.request_hash,
+        error=row.error and redaction.text(row.error, params),
+        error_class=row.error_type or "",
+        since=row.doubted_at or row.created_at,
+        attempts=row.attempts,
+        reconcile_attempts=row.reconcile_attempts,
+        quiet_until=row.quiet_until if row.is_quiet else None,
+        can_try_again=row.status == MutationStatus.INDETERMINATE and can_reconcile,
+        message_ids=tuple(row.message_ids),
+        message_count=row.message_count,
+        look_up=operation.look_up_link(row.idempotency_key, params) if operation else "",
+        four_eyes_value=row.four_eyes_value,
+        declared_result=operation.declared_result if operation else None,
+        after_did_not_happen=f"{advice.release_text(row)} {advice.repeat_text(row)}" if is_open else "",
+        after_refusal=f"{advice.release_text(row)} {advice.REFUSED_TEXT}" if is_open else "",
+    )
 
 
 def resolve_commands(mutation: MutationSummary) -> tuple[str, ...]:

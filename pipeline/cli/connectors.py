@@ -94,7 +94,7 @@ def plan(
                 item.handler,
                 ", ".join(item.message_ids),
                 item.request,
-                item.title,
+                item.headline,
             )
             for item in planned
         ],

@@ -202,15 +202,12 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     common.print_lines("" if as_json else wake_ups.text())
 
 
-def approve(  # noqa: PLR0913 - options of a command
+def approve(
     context: typer.Context,
     mutation: MutationArgument,
     *,
     reason: common.OptionalReason = "",
     by: common.By = "",
-    unseen: Annotated[
-        bool, typer.Option("--unseen", help="Approve although the workflow's code, and so the request, is not here.")
-    ] = False,
     if_state: IfState = None,
     as_json: common.AsJson = False,
 ) -> None:
@@ -218,17 +215,11 @@ def approve(  # noqa: PLR0913 - options of a command
     wake_ups = common.WakeUps()
     resolutions = _resolutions(context, wake_ups)
     found = resolutions.mutation(_find_id(resolutions, mutation))
-    if found.is_hidden and not unseen:
-        raise InvalidInputError(
-            f"The request of {found.connector}.{found.operation} cannot be shown, because its code is not here. "
-            "Approve it where PIPELINE_WORKFLOWS names the code, or without seeing it with --unseen. "
-            "Nothing was changed."
-        )
     resolutions.approve(found, common.actor(by, reason), state=if_state)
     with resolutions.db.transaction() as tx:
         until = send_condition(found, workflow_holds(tx, found.workflow))
     after = f", as soon as {until.text}" if until else ""
-    consequence = f"{found.title}: exactly this request is sent, once{after}."
+    consequence = f"{found.headline}: exactly this request is sent, once{after}."
     _print_act(found.id, "approved", consequence, wake_ups, as_json=as_json)
 
 
@@ -358,15 +349,21 @@ def _print_mutations(title: str, found: list[MutationSummary], kinds: list[str] 
 def _mutation_note(mutation: MutationSummary) -> str:
     until = mutation.quiet_until
     wait = f"did_not_happen is refused before {until:%H:%M:%S}: it may still arrive" if until else ""
-    parts = (mutation.title, f"events {', '.join(mutation.message_ids)}", mutation.error, wait)
+    parts = (mutation.headline, f"events {message_ids_text(mutation)}", mutation.error, wait)
     return "; ".join(part for part in parts if part)
+
+
+def message_ids_text(mutation: MutationSummary) -> str:
+    """List the message ids of the inputs that the ledger keeps, and how many more there are."""
+    more = mutation.message_count - len(mutation.message_ids)
+    return ", ".join(mutation.message_ids) + (f" and {more} more" if more > 0 else "")
 
 
 def _print_detail(found: MutationDetail, *, result: bool) -> None:
     mutation = found.mutation
     tables.print_fields(
+        ("headline", mutation.headline),
         ("mutation", mutation.id),
-        ("title", mutation.title),
         ("operation", f"{mutation.connector}.{mutation.operation}"),
         ("grade", mutation.grade),
         ("status", mutation.status),
@@ -374,8 +371,9 @@ def _print_detail(found: MutationDetail, *, result: bool) -> None:
         ("error", mutation.error),
         ("run", mutation.run_id),
         ("of", f"{mutation.workflow}/{mutation.handler}"),
-        ("events", ", ".join(mutation.message_ids)),
+        ("events", message_ids_text(mutation)),
         ("key", mutation.idempotency_key),
+        ("look up", mutation.look_up),
         ("request", mutation.request_hash),
         *((f"  {name}", value) for name, value in mutation.params.items()),
         ("attempts", mutation.attempts),
@@ -421,9 +419,10 @@ def _repeat_preview(found: MutationSummary, hold: str) -> str:
     """Describe the request, its grade, and what follows if it is resolved as not happened."""
     quiet = f"Refused before {found.quiet_until:%H:%M:%S}: the request may still arrive." if found.quiet_until else ""
     fields = {
-        "mutation": f"{found.id}  {found.title}",
+        "headline": found.headline,
+        "mutation": found.id,
         "operation": f"{found.connector}.{found.operation}, grade {found.grade}",
-        "of": f"{found.workflow}/{found.handler}, events {', '.join(found.message_ids)}",
+        "of": f"{found.workflow}/{found.handler}, events {message_ids_text(found)}",
         "key": found.idempotency_key,
         "error": found.error,
         **{f"  {name}": value for name, value in found.params.items()},

@@ -36,9 +36,10 @@ from pipeline.connectors.mail_servers import (
     checked_login,
     deliver,
 )
-from pipeline.connectors.sdk import HIDDEN, Call, Connector, mutation
+from pipeline.connectors.sdk import Call, Connector, mutation
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.reconciliation import Applied, NotFound, Retry, Verdict
+from pipeline.domain.redaction import HIDDEN
 
 __all__ = ["Email", "EmailWithSent", "Imap", "Smtp", "Tls"]
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import Decimal
 from string import ascii_letters, digits, punctuation
 from typing import Annotated, Any, TypedDict, Unpack
 from urllib.parse import quote, urlsplit
@@ -192,7 +193,7 @@ class HttpOperation(Operation[Any]):
 
 
 class HttpMutationOptions(TypedDict, total=False):
-    """The options of a mutation. The first nine are those of ``pipeline.mutation``."""
+    """The options of a mutation. Those up to ``four_eyes_above`` are as in ``pipeline.mutation``."""
 
     timeout: timedelta
     settle: timedelta
@@ -202,7 +203,11 @@ class HttpMutationOptions(TypedDict, total=False):
     retry: MutationRetryPolicy
     breaker: BreakerPolicy
     redact: Collection[str]
+    shown: Collection[str]
     shows: str
+    look_up: str
+    value: str
+    four_eyes_above: Decimal | int
     lookup: HttpOperation  #: the read that finds the effect of this mutation
     fetch_by: HttpOperation  #: the read of the effect by the outside system's id, which is {external_id}
     found: Callable[..., Any]  #: returns the effect from the lookup's body (and the sent values), or None
@@ -246,7 +251,8 @@ def delete(path: str, **facts: Unpack[HttpMutationOptions]) -> HttpOperation:
 def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperation:
     rest: dict[str, Any] = dict(facts)
     shape = _template(method, path, rest.pop("query", None), rest.pop("key_field", None))
-    body, redact = rest.pop("body", None), frozenset(rest.pop("redact", ()))
+    body = rest.pop("body", None)
+    rest |= {name: frozenset(rest.get(name, ())) for name in ("redact", "shown")}
     lookup, found = rest.get("lookup"), rest.pop("found", None)
     _check_lookup(shape, lookup, found)
     _check_fetch(shape, rest.get("fetch_by"))
@@ -263,7 +269,7 @@ def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperati
     json = _required("json", body) if body else _optional("json", Any)
     takes = {**json, **_optional("query", dict[str, Any] | None)}
     statuses = checked_statuses(rest.pop("statuses", {}))
-    operation = _operation(send, shape, takes, is_mutation=True, statuses=statuses, redact=redact, **rest)
+    operation = _operation(send, shape, takes, is_mutation=True, statuses=statuses, **rest)
     operation.found = found and _with_two_arguments(found)
     operation.reconcile_function = reconcile if lookup else None
     operation.fetch_function = fetch if operation.fetch_by else None
@@ -469,7 +475,7 @@ class Http(Connector):
 
     def _description(self, operation: HttpOperation, response: HttpResponse) -> str:
         """Describe a response. The body is left out if the operation redacts anything, since it may repeat that."""
-        body = "" if operation.redact else response.snippet()
+        body = "" if operation.has_hidden_params else response.snippet()
         name = f"{self.name}.{operation.name}: " if operation.name else ""
         return self.scrub(f"{name}{operation.template.request_line} answered {response.status}{body}.")
 

@@ -9,14 +9,12 @@ Credentials are ``SecretStr`` attributes of the connector, of its class or of it
 parameters, and they are removed from every message about an operation.
 """
 
-import contextlib
 import copy
 import functools
 import inspect
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -28,22 +26,24 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from pipeline.connectors.declaration_checks import (
     fetch_problem,
+    look_up_problem,
     option_problem,
     overriding_method,
     reconcile_problem,
     shows_problem,
+    value_problem,
 )
 from pipeline.connectors.error_table import bounded_pause, read_error
 from pipeline.connectors.secrets import secret_values
 from pipeline.domain.costs import checked_cost, total_cost
 from pipeline.domain.errors import InvalidInputError, LogicError
+from pipeline.domain.operations import four_eyes_value, headline
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
+from pipeline.domain.redaction import HIDDEN, Redaction
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=Callable[..., Any])
-
-HIDDEN = "•••"
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,11 @@ class Operation(Generic[F]):
     retry: MutationRetryPolicy = field(default_factory=MutationRetryPolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     redact: frozenset[str] = frozenset()  #: parameters that are never shown
+    shown: frozenset[str] = frozenset()  #: names that look like secrets and may be shown
     shows: str = ""  #: the line that operators read, with parameters in braces
+    look_up: str = ""  #: the link to the effect in the outside system, with the key and parameters in braces
+    value: str = ""  #: the parameter with the value of a request
+    four_eyes_above: Decimal | int | None = None  #: above this value two people must decide
     errors: Callable[[BaseException], ErrorReading | None] | None = None
     reconcile_function: Callable[..., Any] | None = None
     fetch_function: Callable[..., Any] | None = None
@@ -119,6 +123,7 @@ class Operation(Generic[F]):
     signature: inspect.Signature = field(init=False)
     model: type[BaseModel] = field(init=False)
     result_type: Any = field(init=False)  #: what it returns, by its annotation; ``Any``: nothing is declared
+    redaction: Redaction = field(init=False)
 
     def __post_init__(self) -> None:
         self._refuse(option_problem(functools.partial(getattr, self)))
@@ -129,7 +134,14 @@ class Operation(Generic[F]):
         wrong = sorted(set(self.redact) - set(self.model.model_fields))
         if wrong and not self._accepts_extra:
             self._refuse(f"redacts {wrong[0]!r}, which it does not take")
-        self._refuse(shows_problem(self.shows, self.model.model_fields, takes_anything=self._accepts_extra))
+        both = sorted(self.redact & self.shown)
+        if both:
+            self._refuse(f"redacts {both[0]!r} and declares it to be shown; expected one of the two")
+        self.redaction = Redaction(hidden=self.redact, shown=self.shown)
+        names, anything = self.model.model_fields, self._accepts_extra
+        self._refuse(shows_problem(self.shows, names, takes_anything=anything))
+        self._refuse(look_up_problem(self.look_up, names, self.redaction, takes_anything=anything))
+        self._refuse(value_problem(self.value, self.four_eyes_above, hints, names))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -209,25 +221,19 @@ class Operation(Generic[F]):
             log.exception("%s could not classify its own error; the outcome is unknown", self.name)
             return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
 
-    def redact_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with the redacted values hidden."""
-        return {name: HIDDEN if name in self.redact else value for name, value in params.items()}
+    @property
+    def has_hidden_params(self) -> bool:
+        """Whether a parameter is never shown, because it is redacted or looks like a secret."""
+        return bool(self.redact) or any(self.redaction.hides(name) for name in self.model.model_fields)
 
-    def redact_text(self, text: str, params: Mapping[str, Any]) -> str:
-        """Return the text without the values of redacted parameters."""
-        for name in self.redact:
-            for value in leaf_texts(params.get(name)):
-                if len(value) > 3:  # shorter values are part of ordinary text
-                    text = text.replace(value, HIDDEN)
-        return text
+    def headline(self, params: Mapping[str, Any], ui: Any = None, message_ids: Sequence[str] = ()) -> str:
+        """Describe in one redacted line what a request does. ``ui`` is what its prepare decided to show."""
+        title = ui.get("title") if isinstance(ui, dict) else None
+        return headline(self.shows, params, self.redaction, title=title, message_ids=message_ids)
 
-    def title(self, params: Mapping[str, Any]) -> str:
-        """Describe in one line what this request would do."""
-        seen = {name: _display_text(value) for name, value in self.redact_params(params).items()}
-        if self.shows:
-            with contextlib.suppress(ValueError, LookupError, AttributeError):  # one bad line must not break a list
-                return self.shows.format_map(defaultdict(str, seen))
-        return ", ".join(f"{name}={value}" for name, value in seen.items())
+    def four_eyes_value(self, params: Mapping[str, Any]) -> Decimal | None:
+        """Return the value of a request that two people must decide about; None: one person is enough."""
+        return four_eyes_value(self.value, self.four_eyes_above, params)
 
     def _to_json(self, name: str, value: Any) -> Any:
         """Return a value as JSON. Without a declared type it must be JSON already, which is checked later."""
@@ -274,7 +280,11 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     retry: MutationRetryPolicy | None = None,
     breaker: BreakerPolicy | None = None,
     redact: Collection[str] = (),
+    shown: Collection[str] = (),
     shows: str = "",
+    look_up: str = "",
+    value: str = "",
+    four_eyes_above: Decimal | int | None = None,
     errors: Callable[[BaseException], ErrorReading | None] | None = None,
 ) -> Callable[[F], Operation[F]]:
     """Mark a method that changes the outside system.
@@ -286,6 +296,11 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
       The same request for the same inputs keeps its key until the outside system itself has refused it.
     - ``key_lifetime`` is how long the outside system keeps a key. A later repeat may happen twice. None: it is not
       declared, and the key is taken to be kept.
+    - ``redact`` names fields that are never shown, at any depth. Fields that look like secrets or cards are hidden
+      without it; ``shown`` names those of them that may be shown.
+    - ``shows`` is the headline of a request, with parameters in braces.
+    - ``look_up`` is the link to the effect in the outside system, with ``{key}`` and parameters in braces.
+    - ``value`` names the parameter with the value of a request. Above ``four_eyes_above`` two people must decide.
     - ``errors`` reads the operation's own exceptions. Those that it returns None for are read as usual.
     """
 
@@ -300,8 +315,12 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
             policy=policy or ReconcilePolicy(),
             retry=retry or MutationRetryPolicy(),
             breaker=breaker or BreakerPolicy(),
-            redact=_redacted_names(function, redact),
+            redact=_names(function, "redacts", redact),
+            shown=_names(function, "declares to be shown", shown),
             shows=shows,
+            look_up=look_up,
+            value=value,
+            four_eyes_above=four_eyes_above,
             errors=errors,
         )
 
@@ -331,10 +350,10 @@ class Connector:
         return text
 
 
-def _redacted_names(function: Callable[..., Any], redact: Collection[str]) -> frozenset[str]:
-    if isinstance(redact, str):
-        raise InvalidInputError(f"{function.__qualname__} redacts {redact!r}, a text; expected the names in a list.")
-    return frozenset(redact)
+def _names(function: Callable[..., Any], verb: str, names: Collection[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise InvalidInputError(f"{function.__qualname__} {verb} {names!r}, a text; expected the names in a list.")
+    return frozenset(names)
 
 
 def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
@@ -356,22 +375,6 @@ def _holds_secret(kind: Any) -> bool:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return any(_holds_secret(known.annotation) for known in kind.model_fields.values())
     return kind in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(kind))
-
-
-def leaf_texts(value: Any) -> Iterator[str]:
-    """Yield every text and number inside a value, as text. Empty text is left out."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from leaf_texts(item)
-    elif value not in (None, "") and not isinstance(value, bool):
-        yield str(value)
-
-
-def _display_text(value: Any) -> str:
-    """Return a value as text for one line; a list as its members."""
-    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _params_model(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, TypedDict, Unpack
 
 from pydantic import SecretStr
@@ -59,11 +60,12 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.schema import CreateTable
 
-from pipeline.connectors.sdk import HIDDEN, Call, Connector, Operation, leaf_texts
+from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, PayloadError, TransientError
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.reconciliation import Applied, NotFound, Retry, Verdict
+from pipeline.domain.redaction import HIDDEN
 from pipeline.domain.values import DEFAULT_LIMITS
 
 __all__ = ["Sql", "UnknownCommitError", "create_effects_table", "effects_table", "query", "transaction"]
@@ -348,7 +350,11 @@ class SqlMutationOptions(TypedDict, total=False):
     retry: MutationRetryPolicy
     breaker: BreakerPolicy
     redact: Collection[str]
+    shown: Collection[str]
     shows: str
+    look_up: str
+    value: str
+    four_eyes_above: Decimal | int
 
 
 def transaction(**facts: Unpack[SqlMutationOptions]) -> Callable[[Callable[..., Any]], Operation[Any]]:
@@ -369,6 +375,7 @@ def transaction(**facts: Unpack[SqlMutationOptions]) -> Callable[[Callable[..., 
         rest: dict[str, Any] = {
             **facts,
             "redact": frozenset(facts.get("redact", ())),
+            "shown": frozenset(facts.get("shown", ())),
             "keyed": True,
             "reconcile_function": find,
         }
@@ -450,7 +457,7 @@ class Sql(Connector):
         return made
 
     def _error_text(self, operation: Operation[Any], params: Mapping[str, Any]) -> ErrorText:
-        hidden = {text for name in operation.redact for text in leaf_texts(params.get(name))}
+        hidden = {*operation.redaction.hidden_texts(params)}
         hidden |= {self._url.get_secret_value(), self._password.get_secret_value()} - {""}
         return ErrorText(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
 

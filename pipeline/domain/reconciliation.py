@@ -139,6 +139,7 @@ class CallFacts:
     time_left: timedelta  #: how long the cohort may still take
     is_overdue: bool = False  #: the call did not return by its deadline, and may still have its effect
     doubt_reason: str = ""  #: why the outcome of the call itself is unknown
+    doubt_type: str = ""  #: the class of the error that left it unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,7 @@ def _after_error(end: CallError, facts: CallFacts, jitter: float) -> CallDecisio
     if meaning is ErrorMeaning.UNKNOWN:
         action = NextAction.RECONCILE if facts.can_reconcile else NextAction.DOUBT
         quiet = facts.timeout if end.is_overdue else timedelta(0)
-        return CallDecision(action=action, failure=_unknown_outcome(end.reason, quiet))
+        return CallDecision(action=action, failure=_unknown_outcome(end.reason, quiet, end.error_type))
     failure = Failure(
         kind=_FAILURE_KINDS[meaning],
         message=end.reason,
@@ -212,14 +213,15 @@ def _after_immediate_reconcile(end: NotFound | Retry | NoVerdict, facts: CallFac
     reason = "" if isinstance(end, NoVerdict) else end.reason
     if facts.doubt_reason:
         reason = f"{facts.doubt_reason}; reconcile says: {reason}" if reason else facts.doubt_reason
-    failure = _unknown_outcome(reason, facts.timeout if facts.is_overdue else timedelta(0))
+    failure = _unknown_outcome(reason, facts.timeout if facts.is_overdue else timedelta(0), facts.doubt_type)
     is_absent = isinstance(end, NotFound) and not facts.is_overdue
     return CallDecision(action=NextAction.ABSENT if is_absent else NextAction.DOUBT, failure=failure)
 
 
-def _unknown_outcome(reason: str, quiet_period: timedelta = timedelta(0)) -> Failure:
+def _unknown_outcome(reason: str, quiet_period: timedelta = timedelta(0), error_type: str = "") -> Failure:
     """Say why the outcome is unknown. An overdue call gets its timeout again before absence proves anything."""
-    return Failure(kind=FailureKind.TRANSIENT, message=reason, error_type="UnknownOutcome", quiet_period=quiet_period)
+    error_type = error_type or "UnknownOutcome"
+    return Failure(kind=FailureKind.TRANSIENT, message=reason, error_type=error_type, quiet_period=quiet_period)
 
 
 def reconcile_delay(policy: ReconcilePolicy, number: int, *, jitter: float = 0.0) -> timedelta:

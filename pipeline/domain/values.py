@@ -145,6 +145,9 @@ class Request:
     needs_approval: bool = False
     cost: Decimal | None = None  #: of the phase that asked for it
     passes_breaker: bool = False  #: it is sent although a breaker may be open, which the sender has asked
+    headline: str = ""  #: one redacted line that says what it does
+    message_ids: tuple[str, ...] = ()  #: of its inputs
+    four_eyes_value: Decimal | None = None  #: two people must decide about it, because of this value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

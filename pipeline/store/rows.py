@@ -517,7 +517,16 @@ class UnresolvedMutationRow(MutationRow, Protocol):
     after_failed_mutation: AfterFailedMutationText
     retired: bool
     is_quiet: bool | None
-    message_ids: list[str] | None
+    error_type: str | None
+
+
+class OpenQuestionRow(MutationIdRow, OperationNameRow, Protocol):
+    """An unknown outcome that an operator must resolve, by what makes it alike to others."""
+
+    workflow: str
+    headline: str
+    since: datetime
+    error_type: str | None
 
 
 class LateEffectRow(MutationRow, Protocol):

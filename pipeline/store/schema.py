@@ -499,6 +499,10 @@ class MutationRow(Protocol):
     found_late_at: datetime | None
     late_result: Any
     acknowledged_by: str | None
+    headline: str = column(default="''")  #: one redacted line that says what it does
+    message_ids: list[str] = column(default="'{}'")  #: of its inputs, the first ones
+    message_count: int = column(default="0")
+    four_eyes_value: Decimal | None  #: two people must decide about it, because of this value
 
 
 mutations = table(
@@ -644,6 +648,39 @@ class BreakerRow(Protocol):
 breakers = table(
     "breakers",
     BreakerRow,
+    sa.PrimaryKeyConstraint("connector", "operation"),
+)
+
+
+#: What workers declare about operations, so that every process can show and resolve their mutations.
+
+
+class OperationRow(Protocol):
+    """A row of ``operations``."""
+
+    connector: str
+    operation: str
+    is_mutation: bool
+    params_schema: Any
+    result_schema: Any
+    redact: list[str]
+    shown: list[str]
+    shows: str
+    look_up: str
+    keyed: bool
+    key_lifetime: timedelta | None
+    can_reconcile: bool
+    can_fetch: bool
+    timeout: timedelta
+    settle: timedelta
+    value: str
+    four_eyes_above: Decimal | None
+    registered_at: datetime = column(default=NOW)
+
+
+operations = table(
+    "operations",
+    OperationRow,
     sa.PrimaryKeyConstraint("connector", "operation"),
 )
 

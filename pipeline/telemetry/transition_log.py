@@ -40,6 +40,7 @@ TRANSITIONS: Mapping[str, str] = {
     "workflow.registered": "a workflow's handlers and topics were brought up to date",
     "workflow.restored": "handlers or topics that newer code had removed were restored for older code",
     "workflow.renamed": "a workflow, topic or handler has a new name, and everything that belongs to it was moved",
+    "operation.registered": "a worker declared an operation that is new or has changed",
     "workflow.backfilled": "earlier events were delivered to a consumer that has joined a topic",
     "workflow.paused": "an operator paused a workflow",
     "workflow.resumed": "an operator resumed a workflow",

@@ -19,6 +19,7 @@ from pipeline.domain.errors import (
     QuietPeriodError,
     StaleWriteError,
 )
+from pipeline.domain.operations import MAX_MESSAGE_IDS, bounded_line
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import Fence, MutationId, MutationStatus, Phase, RunId
 from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutation, Limits, Request, RunLease
@@ -254,4 +255,8 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "needs_approval": item.needs_approval,
         "cost": item.cost,
         "passes_breaker": item.passes_breaker,
+        "headline": bounded_line(item.headline),
+        "message_ids": item.message_ids[:MAX_MESSAGE_IDS],
+        "message_count": len(item.message_ids),
+        "four_eyes_value": item.four_eyes_value,
     }

@@ -67,6 +67,14 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=_SchemaGenerator)
 
 
+def params_schema(model: type[BaseModel]) -> dict[str, Any] | None:
+    """The schema of the parameters of an operation. None: a type among them has none."""
+    try:
+        return json_schema(model)
+    except PydanticUserError:
+        return None
+
+
 def result_schema(result_type: Any) -> dict[str, Any] | None:
     """The schema of a result, by the type that its operation returns. None: nothing is declared.
 

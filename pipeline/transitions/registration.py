@@ -72,6 +72,17 @@ def register(tx: Transaction, spec: WorkflowSpec, *, page_size: int = BACKFILL_P
     return change.result
 
 
+def is_replaced(tx: Transaction, specs: Sequence[WorkflowSpec]) -> bool:
+    """Return whether newer code of one of these workflows is registered. No other registration runs meanwhile."""
+    for name in sorted(spec.name for spec in specs):
+        tx.all(workflow_store.LOCK_REGISTRATION, name=name)
+    for spec in specs:
+        known = work.workflow(tx, spec.name)
+        if known is None or known.version > spec.version or _was_replaced(known, spec):
+            return True
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
     """What a declaration changes."""

@@ -136,7 +136,7 @@ def try_again(
     tx.execute(housekeeping_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
         found = _mutation_row(tx, mutation_id)
-        needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile, as far as is known here"]
+        needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile"]
         raise illegal_transition(found, "try again", needs)
     tx.log_on_commit(
         "mutation.reconcile_retried", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name

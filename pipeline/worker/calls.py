@@ -41,6 +41,7 @@ class PendingCall:
     is_probe: bool = False  #: let through by an open breaker, to see whether an answer comes back
     is_reconcile: bool = False
     doubt_reason: str = ""
+    doubt_type: str = ""
     started_at: float = 0.0  #: on the monotonic clock, of the call or reconcile attempt in flight
     call: Call | None = None  #: of the call or reconcile attempt in flight
     cost: Decimal | None = None  #: of the calls and reconcile attempts that ended and are not recorded yet

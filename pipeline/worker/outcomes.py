@@ -112,4 +112,4 @@ def error_message(connector: Connector, operation: Operation[Any], params: dict[
 
 def redact(connector: Connector, operation: Operation[Any], params: dict[str, Any], text: str) -> str:
     """Text about an operation without credentials and without the parameters that the operation redacts."""
-    return operation.redact_text(connector.scrub(text), params)
+    return operation.redaction.text(connector.scrub(text), params)

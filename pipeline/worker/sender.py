@@ -343,6 +343,8 @@ class MutationSender:
     def _request(self, run: ClaimedRunRow, asked: RequestedMutation, cost: Decimal | None) -> Request:
         operation = self._operation(asked.connector, asked.operation)
         hashed = request_hash(asked.connector, asked.operation, asked.params)
+        plan = run.prepare_result or {}
+        message_ids = tuple(message_id for _, message_id in run.inputs)
         return Request(
             lease=lease_of(run),
             connector=asked.connector,
@@ -356,8 +358,11 @@ class MutationSender:
             reconcilable=operation.can_reconcile,
             keyed=operation.keyed,
             key_lifetime=operation.key_lifetime,
-            needs_approval=bool((run.prepare_result or {}).get("approval")),
+            needs_approval=bool(plan.get("approval")),
             cost=cost,
+            headline=operation.headline(asked.params, plan.get("ui"), message_ids),
+            message_ids=message_ids,
+            four_eyes_value=operation.four_eyes_value(asked.params),
         )
 
     def _pending_call(self, row: SentMutationRow, item: RunLease, begun: float, suspended_before: float) -> PendingCall:
@@ -520,6 +525,7 @@ class CohortSender:
             time_left=timedelta(seconds=self.closes_at - time.monotonic()),
             is_overdue=pending.is_overdue,
             doubt_reason=pending.doubt_reason,
+            doubt_type=pending.doubt_type,
         )
         decision = decide(end, facts, jitter=self.sender.jitter())
         spans.end_span(pending.span, decision.action, finished.error)
@@ -529,6 +535,7 @@ class CohortSender:
     def _apply_decision(self, pending: PendingCall, verdict: CallDecision) -> None:
         if verdict.action is NextAction.RECONCILE:
             pending.is_reconcile, pending.doubt_reason = True, verdict.reason
+            pending.doubt_type = verdict.failure.error_type if verdict.failure else ""
             self._start_call(pending)
         elif verdict.action is NextAction.RETRY:
             pause = verdict.pause or timedelta(0)

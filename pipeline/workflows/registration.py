@@ -2,12 +2,12 @@
 
 import logging
 
-from pipeline.domain.values import Actor
+from pipeline.domain.values import Actor, WorkflowSpec
 from pipeline.store.database import Database
-from pipeline.transitions import registration, workflows
+from pipeline.transitions import operations, registration, workflows
 from pipeline.transitions.registration import Registration
 from pipeline.workflows.authoring import Workflow
-from pipeline.workflows.registry import Registry, spec_of
+from pipeline.workflows.registry import Registry, operation_specs, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +21,11 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
     during a deployment, and for every worker after a rollback.
     """
     left: set[str] = set()
+    specs: list[WorkflowSpec] = []
     for workflow in registry.workflows.values():
         with db.transaction() as tx:
-            registered = registration.register(tx, spec_of(workflow, tx.clock(), code_version))
+            specs.append(spec_of(workflow, tx.clock(), code_version))
+            registered = registration.register(tx, specs[-1])
             if registered.is_new_code:
                 workflows.exit_maintenance(tx, workflow.name, DEPLOYMENT)
         if registered.renamed:
@@ -32,6 +34,8 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
             left.add(workflow.name)
         if registered.is_older:
             _log_older_code(workflow, registered)
+    with db.transaction() as tx:
+        operations.register_operations(tx, operation_specs(registry), specs)
     for name in registry.workflows.keys() - left:
         while _backfill(db, name):
             pass

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from cronsim import CronSim
 
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
+from pipeline.domain.operations import OperationSpec
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec, options_of
 from pipeline.domain.workflows import HandlerKind
 from pipeline.transitions import payload_schemas
@@ -190,6 +192,33 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         retention=workflow.retention,
         renamed_from=workflow.renamed_from,
     )
+
+
+def operation_specs(registry: Registry) -> list[OperationSpec]:
+    """Return the description of every operation for the database."""
+    return [
+        OperationSpec(
+            connector=connector.name,
+            operation=name,
+            is_mutation=operation.is_mutation,
+            params_schema=payload_schemas.params_schema(operation.model),
+            result_schema=payload_schemas.result_schema(operation.result_type),
+            redact=tuple(sorted(operation.redact)),
+            shown=tuple(sorted(operation.shown)),
+            shows=operation.shows,
+            look_up=operation.look_up,
+            keyed=operation.keyed,
+            key_lifetime=operation.key_lifetime,
+            can_reconcile=operation.can_reconcile,
+            can_fetch=operation.can_fetch,
+            timeout=operation.timeout,
+            settle=operation.settle,
+            value=operation.value,
+            four_eyes_above=None if operation.four_eyes_above is None else Decimal(operation.four_eyes_above),
+        )
+        for connector in registry.connectors.values()
+        for name, operation in sorted(type(connector).operations().items())
+    ]
 
 
 def first_slot(cron: str, now: datetime) -> datetime:

@@ -90,7 +90,7 @@ def test_redacted_parameters_are_not_in_a_plan(db: Database) -> None:
     shop.mail = scripted("mail", redact=frozenset({"n"}))
     (item,) = plan(shop.started(db))
     assert (item.params, item.needs_approval) == ({"n": "•••"}, True)
-    assert "0" not in item.title
+    assert "0" not in item.headline
 
 
 def test_an_unknown_workflow_is_refused_with_the_known_ones(db: Database) -> None:

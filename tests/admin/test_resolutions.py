@@ -18,8 +18,9 @@ from pipeline.admin.resolutions import MatchCandidate, MutationFilter, Resolutio
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
-from pipeline.store.database import Database, Statement
+from pipeline.store.database import Command, Database, Statement
 from pipeline.testing import Does, assert_consumed, assert_deliveries, scripted
+from pipeline.workflows.registration import register_workflows
 from tests.support.scripted_consumers import Shop, each_once
 
 ADA = Actor(name="ada", reason="the provider's dashboard shows it")
@@ -54,11 +55,18 @@ def test_a_summary_has_what_an_operator_needs_and_nothing_redacted(db: Database)
     assert unresolved.resolutions.mutation(row.id).id == row.id
 
 
-def test_without_the_code_of_an_operation_its_parameters_are_not_shown(db: Database) -> None:
+def test_without_the_code_of_an_operation_the_same_is_shown(db: Database) -> None:
+    unresolved = UnresolvedShop(db)
+    assert Resolutions(db).unresolved_mutations() == unresolved.resolutions.unresolved_mutations()
+
+
+def test_the_parameters_of_an_operation_that_no_worker_registered_are_not_shown(db: Database) -> None:
     UnresolvedShop(db)
+    with db.transaction() as tx:
+        tx.execute(Command("DELETE FROM pipeline.operations"))
     (mutation,) = Resolutions(db).unresolved_mutations()
-    assert mutation.title == "mail.send"
-    assert mutation.params == {"n": "(its operation is not known here)"}
+    assert (mutation.headline, mutation.declared_result) == ("m1", None)
+    assert mutation.params == {"n": "(no worker has registered its operation)"}
 
 
 @pytest.mark.parametrize(
@@ -137,11 +145,10 @@ def test_a_mutation_can_be_reconciled_after_its_operation_got_a_reconcile(db: Da
         unresolved.resolutions.resolve(mutation.id, ResolutionKind.TRY_AGAIN, ADA)
     send = type(unresolved.shop.mail).operations()["send"]
     send.reconcile(lambda connector, call, **_: connector._reconcile("send", call))
+    register_workflows(db, unresolved.run.registry)
     (mutation,) = unresolved.resolutions.unresolved_mutations()
     assert mutation.can_try_again
     assert detail(unresolved.resolutions, str(mutation.id)).advice.commands[-1].startswith("pipeline resolve try_again")
-    with pytest.raises(IllegalTransitionError, match="as far as is known here"):
-        Resolutions(db).resolve(mutation.id, ResolutionKind.TRY_AGAIN, ADA)
     assert unresolved.resolutions.resolve_many(resolutions_for([mutation], ResolutionKind.TRY_AGAIN), ADA).updated == [
         mutation.id
     ]

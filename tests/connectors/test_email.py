@@ -170,8 +170,8 @@ def test_unchecked_parameters_are_refused_as_well(smtp: SmtpServer) -> None:
 
 def test_operators_see_recipients_and_subject_and_no_more() -> None:
     params = OPERATION.to_stored_params(MAIL | {"bcc": "eve@example.org", "html": "<p>private</p>"})
-    assert OPERATION.title(params) == "Mail to ann@example.org: Your order"
-    assert {name for name, value in OPERATION.redact_params(params).items() if value == "•••"} == {
+    assert OPERATION.headline(params) == "Mail to ann@example.org: Your order"
+    assert {name for name, value in OPERATION.redaction.value(params).items() if value == "•••"} == {
         "bcc",
         "text",
         "html",

@@ -223,7 +223,7 @@ def test_bad_input_is_refused_before_it_is_stored_and_redacted_for_operators() -
     for params in wrong:
         with pytest.raises(LogicError):
             OPERATION.to_stored_params(MAIL | params)
-    assert OPERATION.title(OPERATION.to_stored_params(MAIL)) == "Mail to ann@example.org: Your order"
+    assert OPERATION.headline(OPERATION.to_stored_params(MAIL)) == "Mail to ann@example.org: Your order"
     assert OPERATION.redact == {"bcc", "text", "html"}
 
 

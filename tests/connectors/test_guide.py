@@ -53,9 +53,7 @@ def test_the_connector_of_the_guide_runs_as_it_is_printed(db: Database, project:
     run.run()
     assert_consumed(run, orders)
     assert len(provider.charges) == 2
-    (title,) = {
-        payments.operations()["charge"].title(row.params) for row in run.ledger() if row.params["order"] == "o1"
-    }
+    (title,) = {row.headline for row in run.ledger() if row.params["order"] == "o1"}
     assert title == "Charge 5 cents for order o1"
     assert payments.operations()["charge"].grade == "A"
 

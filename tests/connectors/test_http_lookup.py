@@ -17,9 +17,9 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline.connectors.http import Http, UnclearResponseError, get, post, put
-from pipeline.connectors.sdk import HIDDEN
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, NotFound, Retry
+from pipeline.domain.redaction import HIDDEN
 from pipeline.transitions import payload_schemas
 from tests.connectors import http_server as server
 from tests.connectors.http_server import World, ask, call, do, with_time, world

@@ -135,11 +135,13 @@ def test_redacting_an_unknown_parameter_is_refused() -> None:
         mutation(redact=["card"])(lambda self, call, *, order: None)
 
 
-def test_operators_see_a_title_and_parameters_without_redacted_values() -> None:
+def test_operators_see_a_headline_and_parameters_without_redacted_values() -> None:
     params = CHARGE.to_stored_params({"order": "o1", "cents": 5, "card": "4111"})
-    assert CHARGE.title(params) == "Charge 5 cents for o1 to •••"
-    assert CHARGE.redact_params(params)["card"] == "•••"
-    assert Payments.operations()["note"].title({"a": 1}) == "a=1"
+    assert CHARGE.headline(params) == "Charge 5 cents for o1 to •••"
+    assert CHARGE.redaction.value(params)["card"] == "•••"
+    note = Payments.operations()["note"]
+    assert note.headline({"a": 1}, {"title": "Note 1"}, ["o1"]) == "Note 1"
+    assert note.headline({"a": 1}, None, ["o1", "o2", "o3", "o4"]) == "o1, o2, o3 and 1 more"
 
 
 def test_messages_are_scrubbed_of_credentials() -> None:
@@ -217,7 +219,9 @@ def test_redacted_values_of_any_type_are_removed_from_texts() -> None:
     def pay(self: Any, call: Call, *, card: dict[str, Any]) -> None: ...
 
     text = "no account 41112222 for Ada Lovelace"
-    assert pay.redact_text(text, {"card": {"number": 41112222, "names": ["Ada Lovelace"]}}) == "no account ••• for •••"
+    assert (
+        pay.redaction.text(text, {"card": {"number": 41112222, "names": ["Ada Lovelace"]}}) == "no account ••• for •••"
+    )
 
 
 def test_a_call_knows_how_long_it_may_still_take() -> None:
@@ -296,19 +300,19 @@ def test_a_shows_text_may_format_its_values() -> None:
     @mutation(shows="{order!r:>6} {cents:.2} {{}}")
     def charge(self: Any, call: Call, *, order: str, cents: int) -> None: ...
 
-    assert charge.title({"order": "o1", "cents": 1234}) == "  'o1' 12 {}"
+    assert charge.headline({"order": "o1", "cents": 1234}) == "  'o1' 12 {}"
 
 
 def test_a_shows_text_leaves_out_missing_parameters_of_an_open_operation() -> None:
     @mutation(shows="Note {a} {b}")
     def note(self: Any, call: Call, **anything: Any) -> None: ...
 
-    assert note.title({"a": 1}) == "Note 1 "
+    assert note.headline({"a": 1}) == "Note 1 "
 
 
-def test_a_shows_text_that_fails_later_becomes_the_list_of_parameters() -> None:
+def test_a_shows_text_that_fails_later_becomes_the_title_of_the_plan() -> None:
     @mutation()
     def charge(self: Any, call: Call, *, order: str) -> None: ...
 
     charge.shows = "Charge {order:d}"
-    assert charge.title({"order": "o1"}) == "order=o1"
+    assert charge.headline({"order": "o1"}, {"title": "Order o1"}) == "Order o1"

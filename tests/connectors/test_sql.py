@@ -21,7 +21,7 @@ def test_a_transaction_is_an_ordinary_operation_of_grade_a() -> None:
     book, total = Bank.operations()["book"], Bank.operations()["total"]
     assert (book.grade, book.settle, book.timeout) == (Grade.A, timedelta(0), timedelta(seconds=9))
     assert book.parameters == ("account", "cents")
-    assert book.title({"account": "a", "cents": 5}) == "book 5"
+    assert book.headline({"account": "a", "cents": 5}) == "book 5"
     assert total.parameters == ("account",)
     assert not total.is_mutation
     with pytest.raises(LogicError, match="book was given a wrong cents"):

@@ -11,6 +11,7 @@ from pipeline.store.rows import (
     CountRow,
     DueMutationRow,
     OpenBreakerRow,
+    OpenQuestionRow,
     OperationNameRow,
     ParameterValueRow,
     ReplacementRunRow,
@@ -54,9 +55,7 @@ SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 #: What an operator may resolve, with the events it is about.
 _MUTATIONS_BY_STATUS = Statement[UnresolvedMutationRow]("""
 SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status, h.after_failed_mutation, h.retired,
-       m.quiet_until > pipeline.clock() AS is_quiet,
-       (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e
-        WHERE e.id = ANY(r.event_ids)) AS message_ids
+       m.quiet_until > pipeline.clock() AS is_quiet, r.error_type
 FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE m.status = ANY(CAST(:statuses AS text[]))
   AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow)
@@ -64,6 +63,15 @@ WHERE m.status = ANY(CAST(:statuses AS text[]))
   AND (CAST(:operation AS text) IS NULL OR m.operation = :operation)
   AND (CAST(:older_than AS interval) IS NULL OR m.created_at < pipeline.clock() - CAST(:older_than AS interval))
   AND (CAST(:ids AS uuid[]) IS NULL OR m.id = ANY(CAST(:ids AS uuid[])))
+ORDER BY m.id LIMIT :limit
+""")
+
+#: Unknown outcomes that wait for an operator, as little of each as grouping them needs.
+_OPEN_QUESTIONS = Statement[OpenQuestionRow](f"""
+SELECT m.id, m.workflow, m.connector, m.operation, m.headline, coalesce(m.doubted_at, m.created_at) AS since,
+       r.error_type
+FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+WHERE m.status = '{MutationStatus.INDETERMINATE}' AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow)
 ORDER BY m.id LIMIT :limit
 """)
 
@@ -132,6 +140,11 @@ def parameter_values(
 ) -> Sequence[ParameterValueRow]:
     """The ledger below an id, newest first: each with this parameter, or None where nothing can have happened."""
     return tx.all(_PARAMETER_VALUES, name=name, connector=connector, below=below, limit=limit)
+
+
+def open_questions(tx: Transaction, *, workflow: str | None = None, limit: int) -> Sequence[OpenQuestionRow]:
+    """Unknown outcomes that wait for an operator, oldest first."""
+    return tx.all(_OPEN_QUESTIONS, workflow=workflow, limit=limit)
 
 
 def mutations_by_status(

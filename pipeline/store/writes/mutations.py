@@ -55,7 +55,8 @@ WITH requested AS (
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
          effect_id uuid, timeout interval, settle interval, monitor_after interval,
          reconcilable boolean, keyed boolean, key_lifetime interval, needs_approval boolean,
-         cost numeric, passes_breaker boolean)
+         cost numeric, passes_breaker boolean, headline text, message_ids text[], message_count integer,
+         four_eyes_value numeric)
 ), held AS (
   SELECT r.id, r.workflow FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
@@ -68,7 +69,7 @@ WITH requested AS (
 ), written AS (
   INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, effect_id,
     idempotency_key, status, reconcilable, keyed, key_lifetime, key_expires_at, settle, timeout, monitor_after,
-    attempts, sent_at, send_deadline, quiet_until)
+    attempts, sent_at, send_deadline, quiet_until, headline, message_ids, message_count, four_eyes_value)
   SELECT h.id, h.workflow, x.connector, x.operation, coalesce(x.params, 'null'), x.request_hash, x.effect_id,
     x.effect_id || ':' || earlier.used_up,
     CASE WHEN x.needs_approval THEN '{MutationStatus.PENDING}' ELSE '{MutationStatus.IN_FLIGHT}' END,
@@ -77,7 +78,8 @@ WITH requested AS (
     x.settle, x.timeout, x.monitor_after, CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout END,
-    CASE WHEN NOT x.needs_approval THEN {_QUIET_BEGINS} + x.timeout + x.settle END
+    CASE WHEN NOT x.needs_approval THEN {_QUIET_BEGINS} + x.timeout + x.settle END,
+    coalesce(x.headline, ''), coalesce(x.message_ids, '{{}}'), coalesce(x.message_count, 0), x.four_eyes_value
   FROM held h JOIN requested x ON x.run = h.id CROSS JOIN LATERAL {_EARLIER} earlier
   RETURNING *
 ), moved AS (

@@ -1,0 +1,130 @@
+"""Describe an operation as plain data, so that a process without its code can show and resolve its mutations. Pure."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
+from string import Formatter
+from typing import Any
+from urllib.parse import quote
+
+from pipeline.domain.declared_results import DeclaredResult
+from pipeline.domain.payloads import storable_text
+from pipeline.domain.redaction import Redaction
+
+MAX_HEADLINE_LENGTH = 200
+MAX_MESSAGE_IDS = 20  #: of the inputs of a mutation, kept in the ledger
+KEY_FIELD = "key"  #: of a look-up link: the idempotency key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationSpec:
+    """What the code of a connector declares about one operation."""
+
+    connector: str
+    operation: str
+    is_mutation: bool = True
+    params_schema: Any = None  #: JSON Schema of the parameters; null: it cannot be described
+    result_schema: Any = None  #: JSON Schema of the result; null: nothing is declared
+    redact: tuple[str, ...] = ()  #: names of fields that are never shown
+    shown: tuple[str, ...] = ()  #: names that look like secrets and may be shown
+    shows: str = ""  #: the template of the headline
+    look_up: str = ""  #: the template of the link under which the effect is found in the outside system
+    keyed: bool = False  #: the outside system honours the idempotency key
+    key_lifetime: timedelta | None = None
+    can_reconcile: bool = False
+    can_fetch: bool = False
+    timeout: timedelta
+    settle: timedelta
+    value: str = ""  #: the parameter with the value of a request
+    four_eyes_above: Decimal | None = None  #: above this value two people must decide
+
+    @property
+    def redaction(self) -> Redaction:
+        """Return which fields of this operation are hidden."""
+        return Redaction(hidden=frozenset(self.redact), shown=frozenset(self.shown))
+
+    @property
+    def declared_result(self) -> DeclaredResult:
+        """Return what the operation declares about its result."""
+        return DeclaredResult(schema=self.result_schema, can_fetch=self.can_fetch)
+
+    def look_up_link(self, key: str, params: Mapping[str, Any]) -> str:
+        """Return the link to the effect in the outside system; empty if there is none."""
+        return look_up_link(self.look_up, key, params)
+
+
+class _ShownValues(dict[str, str]):
+    """The parameters as text for a template. Each is redacted when it is used."""
+
+    def __init__(self, params: Mapping[str, Any], redaction: Redaction) -> None:
+        self._params, self._redaction = params, redaction
+
+    def __missing__(self, name: str) -> str:
+        return display_text(self._redaction.field(name, self._params.get(name, "")))
+
+
+def headline(
+    template: str,
+    params: Mapping[str, Any],
+    redaction: Redaction,
+    *,
+    title: Any = None,
+    message_ids: Sequence[str] = (),
+) -> str:
+    """Describe in one line what a request does: by the template, else by the title, else by its message ids."""
+    text = ""
+    with contextlib.suppress(ValueError, LookupError, AttributeError):  # a bad template must not stop a request
+        text = template.format_map(_ShownValues(params, redaction))
+    if not text.strip() and isinstance(title, str):
+        text = redaction.text(title, params)
+    return text if text.strip() else listed_ids(message_ids, len(message_ids))
+
+
+def bounded_line(text: str) -> str:
+    """Return a text as one line of bounded length that can be stored."""
+    line = storable_text(" ".join(text.split()))
+    return line if len(line) <= MAX_HEADLINE_LENGTH else f"{line[: MAX_HEADLINE_LENGTH - 1]}…"
+
+
+def listed_ids(message_ids: Sequence[str], count: int) -> str:
+    """List message ids, the first few of them, and how many more there are."""
+    first = message_ids[:3]
+    rest = count - len(first)
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+
+
+def display_text(value: Any) -> str:
+    """Return a value as text for one line; a list as its members."""
+    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+def four_eyes_value(name: str, above: Decimal | int | None, params: Mapping[str, Any]) -> Decimal | None:
+    """Return the value of a request that two people must decide about; None: one person is enough.
+
+    ``name`` is a parameter, or a field inside one, as in ``json.cents``.
+    """
+    if above is None:
+        return None
+    found: Any = params
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    try:
+        value = Decimal(str(found))
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() and value > above else None
+
+
+def look_up_link(template: str, key: str, params: Mapping[str, Any]) -> str:
+    """Fill the template of a link. Every value is quoted. Empty if there is no template, or a value is missing."""
+    values = {name: params.get(name) for name in template_fields(template)} | {KEY_FIELD: key}
+    if not template or any(value is None for value in values.values()):
+        return ""
+    return template.format_map({name: quote(display_text(value), safe="") for name, value in values.items()})
+
+
+def template_fields(template: str) -> list[str]:
+    """Return the names in braces of a template."""
+    return [field for _, field, _, _ in Formatter().parse(template) if field is not None]
