@@ -827,6 +827,7 @@ EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 )
 
 TABLES = (
+    "operations",
     "saved_views",
     "api_requests",
     "bulk_previews",

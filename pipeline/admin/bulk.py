@@ -331,7 +331,7 @@ def _mutation_item(mutation: MutationSummary, act: str, result: GivenResult | No
         "subject": str(mutation.id),
         "state": mutation.state,
         "workflow": mutation.workflow,
-        "headline": mutation.title,
+        "headline": mutation.headline,
         "act": act,
         "result": None if result is None else asdict(result),
     }

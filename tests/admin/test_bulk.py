@@ -70,7 +70,7 @@ def test_a_preview_names_what_would_be_refused_and_why(db: Database) -> None:
     assert list(questions.preview(BulkAct.DID_NOT_HAPPEN).refused) == [str(quiet.id)]
     assert len(questions.preview(BulkAct.TRY_AGAIN).refused) == 4, "the operation cannot reconcile"
     checked = questions.preview(BulkAct.HAPPENED, result=GivenResult(value={"id": "x"}))
-    assert all("its code is not here" in text for text in checked.refused.values())
+    assert all("no worker has registered" in text for text in checked.refused.values())
     unchecked = GivenResult(value={"id": "x"}, is_unchecked=True)
     assert questions.preview(BulkAct.HAPPENED, result=unchecked).refused == {}
 

@@ -114,22 +114,22 @@ def test_jitter_lengthens_the_pause_before_another_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "facts", "quiet_period"),
+    ("end", "facts", "quiet_period", "error_type"),
     [
-        (failed(ErrorMeaning.UNKNOWN), HELD, timedelta(0)),
-        (failed(ErrorMeaning.UNKNOWN, is_overdue=True), HELD, HELD.timeout),
-        (NotFound(), HELD, timedelta(0)),
-        (NotFound(), OVERDUE, HELD.timeout),
-        (Retry(), OVERDUE, HELD.timeout),
-        (Retry(), BUDGET_LEFT, timedelta(0)),
+        (failed(ErrorMeaning.UNKNOWN), HELD, timedelta(0), "Refusal"),
+        (failed(ErrorMeaning.UNKNOWN, is_overdue=True), HELD, HELD.timeout, "Refusal"),
+        (NotFound(), HELD, timedelta(0), "UnknownOutcome"),
+        (NotFound(), OVERDUE, HELD.timeout, "UnknownOutcome"),
+        (Retry(), replace(OVERDUE, doubt_type="TimedOutError"), HELD.timeout, "TimedOutError"),
+        (Retry(), BUDGET_LEFT, timedelta(0), "UnknownOutcome"),
     ],
 )
-def test_an_overdue_call_gets_its_timeout_again_as_quiet_period(
-    end: CallEnd, facts: CallFacts | DoubtFacts, quiet_period: timedelta
+def test_an_overdue_call_gets_its_timeout_again_as_quiet_period_and_keeps_the_class_of_its_error(
+    end: CallEnd, facts: CallFacts | DoubtFacts, quiet_period: timedelta, error_type: str
 ) -> None:
     failure = decide(end, facts).failure
     assert failure is not None
-    assert (failure.quiet_period, failure.error_type) == (quiet_period, "UnknownOutcome")
+    assert (failure.quiet_period, failure.error_type) == (quiet_period, error_type)
 
 
 @pytest.mark.parametrize(
