@@ -13,6 +13,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from pipeline.admin import (
+    access,
     attention,
     controls,
     events,
@@ -58,6 +59,9 @@ _JSON_OUTPUT: dict[str, str] = {
     "dead-letters list": "a list of DeadLetter",
     "dead-letters send-back": "`is_done`, `moved`, `kept`, `missing`",
     "dead-letters drop": "`is_done`, `moved`, `kept`, `missing`",
+    "tokens list": "a list of TokenSummary",
+    "tokens create": "`secret` and `token`, a TokenSummary",
+    "tokens revoke": "`id`, `is_changed`",
     "publish": "`new`, `repeated`, `replaced`, `is_notified`",
     "breaker": "`operation`, `act`, `is_changed`, `is_notified`",
     "breakers": "a list of `connector`, `operation`, `reason`, `opened_by`, `opened_at`, `probe_at`",
@@ -93,6 +97,7 @@ _JSON_TYPES: tuple[type, ...] = (
     throughput.Throughput,
     quarantine.QuarantineEntry,
     controls.ControlResult,
+    access.TokenSummary,
     DeadLetter,
     Finding,
 )

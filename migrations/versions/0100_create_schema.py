@@ -574,6 +574,53 @@ CREATE TABLE pipeline.saved_views (
 )
     """,
     """
+CREATE TABLE pipeline.access_tokens (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    secret_hash TEXT NOT NULL,
+    hint TEXT NOT NULL,
+    name TEXT NOT NULL,
+    role TEXT NOT NULL,
+    can_see_payloads BOOLEAN NOT NULL,
+    workflows TEXT[],
+    created_by TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    last_used_at TIMESTAMP WITH TIME ZONE,
+    revoked_at TIMESTAMP WITH TIME ZONE,
+    revoked_by TEXT,
+    CONSTRAINT access_tokens_pk PRIMARY KEY (id),
+    CONSTRAINT access_tokens_revoker_of_revoked CHECK ((revoked_at IS NULL) = (revoked_by IS NULL)),
+    CONSTRAINT access_tokens_role_known CHECK (role IN ('viewer', 'publisher', 'operator', 'admin')),
+    CONSTRAINT access_tokens_secret_hash_once UNIQUE (secret_hash)
+)
+    """,
+    """
+CREATE TABLE pipeline.logins (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    secret_hash TEXT NOT NULL,
+    source TEXT NOT NULL,
+    token_id UUID,
+    name TEXT NOT NULL,
+    role TEXT NOT NULL,
+    can_see_payloads BOOLEAN NOT NULL,
+    workflows TEXT[],
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    opened_at TIMESTAMP WITH TIME ZONE,
+    seen_at TIMESTAMP WITH TIME ZONE,
+    expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT logins_pk PRIMARY KEY (id),
+    CONSTRAINT logins_seen_if_open CHECK ((opened_at IS NULL) = (seen_at IS NULL)),
+    CONSTRAINT logins_token_of_source CHECK ((token_id IS NOT NULL) = (source = 'token')),
+    CONSTRAINT logins_source_known CHECK (source IN ('token', 'link', 'oidc')),
+    CONSTRAINT logins_role_known CHECK (role IN ('viewer', 'publisher', 'operator', 'admin')),
+    CONSTRAINT logins_secret_hash_once UNIQUE (secret_hash),
+    CONSTRAINT logins_token_id_fk FOREIGN KEY(token_id) REFERENCES pipeline.access_tokens (id)
+)
+    """,
+    """
+CREATE INDEX logins_by_expiry ON pipeline.logins (expires_at)
+    """,
+    """
 CREATE FUNCTION pipeline.routes(of text, names text[])
 RETURNS TABLE (workflow text, name text, topic text, is_retired boolean, schema_digest text, handlers integer[])
 LANGUAGE plpgsql VOLATILE AS $$
@@ -831,6 +878,8 @@ TABLES = (
     "saved_views",
     "api_requests",
     "bulk_previews",
+    "logins",
+    "access_tokens",
     "archive",
     "cursors",
     "breakers",

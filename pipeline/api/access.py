@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from pipeline.api.problems import ProblemError
-from pipeline.domain.access import Role
+from pipeline.domain.access import Rights, Role
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.values import Actor
 
@@ -45,6 +45,11 @@ class Caller:
     def actor(self, reason: str = "", evidence: Mapping[str, Any] | None = None) -> Actor:
         """Return who acts, for the audit: always the authenticated name."""
         return Actor(name=self.name, reason=reason, evidence=evidence)
+
+    @property
+    def rights(self) -> Rights:
+        """Return the rights of this caller, which it cannot exceed by what it gives to others."""
+        return Rights(role=self.role, can_see_payloads=self.can_see_payloads, workflows=self.workflows)
 
     def can_see_workflow(self, name: str) -> bool:
         """Whether a workflow is in scope."""

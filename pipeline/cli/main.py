@@ -137,6 +137,7 @@ COMMANDS = {
     ),
     "doctor": Command(LOOK_AFTER, "database:doctor", "Check every invariant, and that commits are durable."),
     "db": Command(LOOK_AFTER, "database:app", "Migrate the schema of the database."),
+    "tokens": Command(LOOK_AFTER, "tokens:app", "API tokens: list them, create one, or revoke one."),
     "dead-letters": Command(
         LOOK_AFTER, "dead_letters:app", "Broker messages that workers refused: list them, send them back, or drop them."
     ),

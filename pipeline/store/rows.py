@@ -11,6 +11,7 @@ from uuid import UUID
 
 from pipeline.domain.states import EventId, Fence, MutationId, RunId, SessionId
 from pipeline.store.schema import (
+    AccessTokenRow,
     AfterFailedMutationText,
     BreakerRow,
     DeliveryRow,
@@ -19,6 +20,7 @@ from pipeline.store.schema import (
     EventRow,
     HandlerKindText,
     HandlerRow,
+    LoginRow,
     MutationOutcomeText,
     MutationRow,
     MutationStatusText,
@@ -817,3 +819,24 @@ class EventThroughputRow(Protocol):
     published: int
     oldest_age: Decimal
     rows_read: Decimal
+
+
+# Callers of the API
+
+
+class LiveTokenRow(AccessTokenRow, Protocol):
+    """An API token that can be used, and whether its last use is to be recorded again."""
+
+    is_use_stale: bool
+
+
+class LiveLoginRow(LoginRow, Protocol):
+    """An open login, and whether its last use is to be recorded again."""
+
+    is_use_stale: bool
+
+
+class ExistsRow(Protocol):
+    """Whether any row was found."""
+
+    is_found: bool

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
+from pipeline.domain.access import LoginSource, Role
 from pipeline.domain.bulk import BulkAct
 from pipeline.domain.renames import NameKind
 from pipeline.domain.states import (
@@ -82,6 +83,8 @@ OnUncertainText = Annotated[str, OnUncertain]
 OnLogicErrorText = Annotated[str, OnLogicError]
 OnExhaustedText = Annotated[str, OnExhausted]
 BulkActText = Annotated[str, BulkAct]
+RoleText = Annotated[str, Role]
+LoginSourceText = Annotated[str, LoginSource]
 
 NOW = "pipeline.clock()"  #: default of a column with the time at which its row was inserted
 NEW_ID = "pipeline.uuid7()"
@@ -792,4 +795,58 @@ saved_views = table(
     "saved_views",
     SavedViewRow,
     sa.PrimaryKeyConstraint("owner", "name"),
+)
+
+
+class AccessTokenRow(Protocol):
+    """A row of ``access_tokens``."""
+
+    id: UUID = column(default=NEW_ID, primary_key=True)
+    secret_hash: str = column(unique=True)
+    hint: str
+    name: str
+    role: RoleText
+    can_see_payloads: bool
+    workflows: list[str] | None
+    created_by: str
+    created_at: datetime = column(default=NOW)
+    expires_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+
+
+access_tokens = table(
+    "access_tokens",
+    AccessTokenRow,
+    check("revoker_of_revoked", "(revoked_at IS NULL) = (revoked_by IS NULL)"),
+)
+
+
+#: A one-time link is a login that is not open yet.
+
+
+class LoginRow(Protocol):
+    """A row of ``logins``."""
+
+    id: UUID = column(default=NEW_ID, primary_key=True)
+    secret_hash: str = column(unique=True)
+    source: LoginSourceText
+    token_id: UUID | None = column(sa.ForeignKey(access_tokens.c.id))
+    name: str
+    role: RoleText
+    can_see_payloads: bool
+    workflows: list[str] | None
+    created_at: datetime = column(default=NOW)
+    opened_at: datetime | None
+    seen_at: datetime | None
+    expires_at: datetime
+
+
+logins = table(
+    "logins",
+    LoginRow,
+    check("seen_if_open", "(opened_at IS NULL) = (seen_at IS NULL)"),
+    check("token_of_source", f"(token_id IS NOT NULL) = (source = '{LoginSource.TOKEN}')"),
+    index("logins_by_expiry", "expires_at"),
 )

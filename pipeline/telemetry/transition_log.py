@@ -53,6 +53,10 @@ TRANSITIONS: Mapping[str, str] = {
     "breaker.opened": "no new mutation of an operation is started until a probe succeeds",
     "breaker.closed": "mutations of an operation start again",
     "session.finished": "a group of runs ended",
+    "token.created": "an API token was created",
+    "token.revoked": "an API token was revoked, and the logins that were opened with it ended",
+    "login.opened": "a person logged in to the console",
+    "login.ended": "a person logged out of the console",
 }
 
 

@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import pytest
 
+from pipeline.domain.access import LoginSource, Role
+from pipeline.domain.bulk import BulkAct
 from pipeline.domain.renames import NameKind
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
@@ -36,6 +38,10 @@ ENUMS: dict[str, type[StrEnum]] = {
     "mutations_status_known": MutationStatus,
     "mutations_resolved_by_known": Resolver,
     "blocks_kind_known": BlockKind,
+    "bulk_previews_act_known": BulkAct,
+    "access_tokens_role_known": Role,
+    "logins_role_known": Role,
+    "logins_source_known": LoginSource,
 }
 
 

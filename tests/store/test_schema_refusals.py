@@ -6,6 +6,7 @@ back, so the invariants hold afterwards. A constraint without a case fails the l
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,12 +14,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from pipeline.domain.access import LoginSource, Rights, Role
 from pipeline.domain.bulk import BulkAct, NewPreview
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.store.schema import metadata
-from pipeline.transitions import api_requests, breakers, bulk, saved_views, workflows
+from pipeline.transitions import access, api_requests, breakers, bulk, saved_views, workflows
 from tests import factories as make
 from tests.support import schema_catalog
 
@@ -89,6 +91,16 @@ def held_back(db: Database) -> dict[str, Any]:
     """An operation whose breaker is open."""
     with db.transaction() as tx:
         breakers.open_by_operator(tx, ("mail", "send"), make.SOMEBODY)
+    return {}
+
+
+def logged_in(db: Database) -> dict[str, Any]:
+    """A login that was opened with an API token."""
+    rights, hour = Rights(role=Role.VIEWER), timedelta(hours=1)
+    with db.transaction() as tx:
+        secret = access.NewSecret(secret_hash="a", name="ada", rights=rights, lifetime=hour)
+        token = access.create_token(tx, secret, "pl_a", make.SOMEBODY)
+        access.open_login(tx, secret, LoginSource.TOKEN, token.id)
     return {}
 
 
@@ -272,6 +284,23 @@ CASES = (
         given=held_back,
         write="INSERT INTO pipeline.breakers SELECT * FROM pipeline.breakers",
     ),
+    # callers of the API
+    *(
+        Case(refused_by=f"{table}_{rule}", given=logged_in, write=f"UPDATE pipeline.{table} SET {change}")
+        for table, rule, change in (
+            ("access_tokens", "role_known", "role = 'boss'"),
+            ("access_tokens", "revoker_of_revoked", "revoked_at = pipeline.clock()"),
+            ("logins", "role_known", "role = 'boss'"),
+            ("logins", "source_known", "source = 'mood'"),
+            ("logins", "seen_if_open", "seen_at = NULL"),
+            ("logins", "token_of_source", "token_id = NULL"),
+            ("logins", "token_id_fk", "token_id = gen_random_uuid()"),
+        )
+    ),
+    doubled("access_tokens_pk", logged_in, "access_tokens", secret_hash="'b'"),
+    doubled("access_tokens_secret_hash_once", logged_in, "access_tokens", id="gen_random_uuid()"),
+    doubled("logins_pk", logged_in, "logins", secret_hash="'b'"),
+    doubled("logins_secret_hash_once", logged_in, "logins", id="gen_random_uuid()"),
     # former names
     Case(
         refused_by="renames_kind_known",

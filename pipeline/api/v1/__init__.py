@@ -2,7 +2,8 @@
 
 from fastapi import APIRouter
 
-from pipeline.api.v1 import me
+from pipeline.api.v1 import me, tokens
 
 router = APIRouter(prefix="/v1")
 router.include_router(me.router)
+router.include_router(tokens.router)
