@@ -46,5 +46,5 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
         return self.subclass_with_self("pipeline.tasks.exits:SupervisedWorker", name="Worker", reverse="Worker")
 
 
-app = _App("pipeline", include=[f"pipeline.tasks.{name}" for name in ("phases", "publish", "signals", "sweeps")])
+app = _App("pipeline", include=[f"pipeline.tasks.{name}" for name in ("phases", "publish", "signals")])
 app.add_defaults(_settings)

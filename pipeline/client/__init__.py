@@ -1,7 +1,14 @@
 """How other services publish events: in their own transaction, or through a client."""
 
-from pipeline.client.clients import BrokerClient, DatabaseClient, RefusedError, UnavailableError
-from pipeline.client.publishing import EventInput, Receipt, publish
+from pipeline.client.publishing import (
+    BrokerClient,
+    DatabaseClient,
+    EventInput,
+    Receipt,
+    RefusedError,
+    UnavailableError,
+    publish,
+)
 from pipeline.config import database_url_of
 from pipeline.domain.values import Limits
 

@@ -1,16 +1,18 @@
-"""The Celery tasks of a run. They take ids and make one call; the state machine owns logic and retry.
+"""The Celery tasks of runs and sweeps. They take ids and make one call; the state machine owns logic and retry.
 
-Each is safe to deliver twice, late, or not at all: it claims the runs that it may claim and ignores the others.
+Each is safe to deliver twice, late, or not at all: it claims what it may claim and ignores the rest.
 """
 
 import functools
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from pipeline.background.messages import DispatchMessage
+from pipeline.background.sweeps import DUTIES
 from pipeline.celery import app
-from pipeline.domain.states import PhaseTask
+from pipeline.domain.states import MutationId, PhaseTask
 from pipeline.tasks import messages
 from pipeline.tasks.process import current_process
 from pipeline.worker.runner import PhaseResult
@@ -64,3 +66,28 @@ def _dispatch_next(about: str, ids: Sequence[UUID]) -> None:
 
 def _uuids(ids: Sequence[str]) -> list[UUID]:
     return [UUID(id_) for id_ in ids]
+
+
+def _add_task(name: str) -> None:
+    """Add the task of one sweep. It sends no task events: Flower shows work, not the clock."""
+
+    def sweep() -> None:
+        """Run this sweep, unless another worker has just run it."""
+        current_process().sweeps.run(name)
+
+    app.task(name=f"pipeline.sweep.{name}", send_events=False)(sweep)
+
+
+for _name in DUTIES:
+    _add_task(_name)
+
+
+@app.task(name="pipeline.reconcile")
+def reconcile(mutation_ids: list[str], deferred_until: str | None = None) -> None:
+    """Reconcile mutations with outside systems; an attempt for one may have been deferred by another worker."""
+    ids, sweeps = [MutationId(UUID(id_)) for id_ in mutation_ids], current_process().sweeps
+    if len(ids) > 1:
+        sweeps.reconcile_all(ids)
+        return
+    until = None if deferred_until is None else datetime.fromisoformat(deferred_until)
+    sweeps.reconcile_one(ids[0], until)

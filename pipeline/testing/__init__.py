@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from pipeline.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from pipeline.testing.asserts import assert_consumed, assert_deliveries, assert_runs
     from pipeline.testing.conformance_suite import (
         CASES,
         Case,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
         is_complete_lines,
         is_complete_postgres_messages,
     )
-    from pipeline.testing.inline import Inline, WorkerCrash
+    from pipeline.testing.inline import Inline, WorkerCrash, assert_consumed, assert_deliveries, assert_runs
     from pipeline.testing.scripted_connectors import Does, RecordedEffect, Scripted, scripted
     from pipeline.worker.crash_points import CrashPoint
     from pipeline.worker.settings import WorkerPolicy
@@ -31,7 +30,6 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "pipeline.testing.asserts": "assert_consumed assert_deliveries assert_runs",
             "pipeline.testing.conformance_suite": (
                 "CASES Case CaseResult ConformanceReport Subject check_case conformance"
             ),
@@ -39,7 +37,7 @@ else:
                 "Fault FaultyProxy ProxiedRequest is_complete_http_request is_complete_lines "
                 "is_complete_postgres_messages"
             ),
-            "pipeline.testing.inline": "Inline WorkerCrash",
+            "pipeline.testing.inline": "Inline WorkerCrash assert_consumed assert_deliveries assert_runs",
             "pipeline.testing.scripted_connectors": "Does RecordedEffect Scripted scripted",
             "pipeline.worker.crash_points": "CrashPoint",
             "pipeline.worker.settings": "WorkerPolicy",

@@ -19,7 +19,7 @@ _FORKS = """
 import json, os, sys
 from celery.__main__ import main
 import celery.bin.worker, celery.apps.worker
-import pipeline.tasks.phases, pipeline.tasks.publish, pipeline.tasks.signals, pipeline.tasks.sweeps
+import pipeline.tasks.phases, pipeline.tasks.publish, pipeline.tasks.signals
 for line in sys.stdin:
     environ, log = json.loads(line)
     pid = os.fork()

@@ -30,7 +30,7 @@ BAD: list[tuple[str, str, str]] = [
     (LAYERS, "workflows/registry.py", "from pipeline.worker import leases"),
     (LAYERS, "worker/leases.py", "from pipeline.background import sweeps"),
     (LAYERS, "background/sweeps.py", "from pipeline.admin import runs"),
-    (LAYERS, "client/clients.py", "from pipeline.tasks import process"),
+    (LAYERS, "client/publishing.py", "from pipeline.tasks import process"),
     (LAYERS, "api/app.py", "from pipeline.tasks import process"),
     (WRITES, "store/reads/work.py", "from pipeline.store.writes import runs"),
     (WRITES, "worker/leases.py", "from pipeline.store.writes.mutations import BEGIN"),

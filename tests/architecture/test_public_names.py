@@ -132,7 +132,7 @@ def test_documents_and_examples_import_public_names_only() -> None:
         ("from pipeline import Workflow, Registry", ["pipeline.Registry"]),
         ("from pipeline.ingest import (\n    QueueConfig,\n    Bridge,\n)", ["pipeline.ingest.Bridge"]),
         ("import pipeline.config", ["pipeline.config"]),
-        ("Use `pipeline.client.clients.DatabaseClient`.", ["pipeline.client.clients.DatabaseClient"]),
+        ("Use `pipeline.client.publishing.DatabaseClient`.", ["pipeline.client.publishing.DatabaseClient"]),
         ("from pipeline import Workflow  # the author's", []),
         ("`pipeline.client.DatabaseClient` and the metric `pipeline.backlog.age`", []),
     ],

@@ -16,8 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import create_engine
 
 from pipeline import DeclarationError, Workflow
-from pipeline.client.clients import BrokerClient, DatabaseClient, RefusedError, UnavailableError
-from pipeline.client.publishing import Receipt, publish
+from pipeline.client.publishing import BrokerClient, DatabaseClient, Receipt, RefusedError, UnavailableError, publish
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
 from pipeline.domain.values import Limits
 from pipeline.embedded import servers

@@ -11,7 +11,7 @@ from pipeline import Workflow
 from pipeline.background.messages import DispatchMessage
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
-from pipeline.testing.asserts import describe_state
+from pipeline.testing.inline import describe_state
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.scripted_consumers import Shop, each_once

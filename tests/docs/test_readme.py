@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import Inline
+from pipeline.testing.inline import Inline, assert_consumed
 from pipeline.worker.crash_points import CrashPoint
 
 

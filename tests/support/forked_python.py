@@ -38,7 +38,6 @@ NEEDED = (
     "pipeline.tasks.phases",
     "pipeline.tasks.publish",
     "pipeline.tasks.signals",
-    "pipeline.tasks.sweeps",
 )
 
 

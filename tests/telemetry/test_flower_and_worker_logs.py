@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from celery import Celery
 
-from pipeline.client.clients import BrokerClient
+from pipeline.client.publishing import BrokerClient
 from pipeline.embedded import servers
 from tests.support import databases
 from tests.support.installation import UNHURRIED, Installation, Node, installed, own_broker

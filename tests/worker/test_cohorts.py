@@ -16,7 +16,7 @@ from pipeline.domain.values import Limits
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.testing import Does, Inline, assert_consumed
-from pipeline.testing.asserts import describe_state
+from pipeline.testing.inline import describe_state
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.scripted_consumers import Shop, at_once, each_once, statuses, take_one, the_workflow

@@ -14,8 +14,7 @@ from pipeline.domain.states import EventId, MutationId
 from pipeline.store.database import Database, Statement
 from pipeline.store.reads import work
 from pipeline.testing import Does, assert_consumed, assert_deliveries, assert_runs
-from pipeline.testing.asserts import describe_state
-from pipeline.testing.inline import TESTER
+from pipeline.testing.inline import TESTER, describe_state
 from pipeline.transitions import events, resolution, workflows
 from tests.support.rule import rule
 from tests.support.scripted_consumers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow

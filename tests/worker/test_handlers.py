@@ -20,7 +20,7 @@ from pipeline.domain.errors import PayloadError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, assert_runs
-from pipeline.testing.asserts import describe_state
+from pipeline.testing.inline import describe_state
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.scripted_consumers import Shop, each_once, statuses, take_one, the_workflow
 

@@ -17,9 +17,8 @@ from pipeline.domain.policies import FailurePolicy, WakePolicy
 from pipeline.domain.states import EventId
 from pipeline.domain.workflows import AfterFailedMutation, StartAt
 from pipeline.workflows.authoring import deserialize_event, parse_payload, serialize_event, workflows_of
-from pipeline.workflows.fingerprint import fingerprint
 from pipeline.workflows.handler_types import Event, MutationResult, RequestedMutation, ResultStatus
-from pipeline.workflows.registry import Registry, spec_of
+from pipeline.workflows.registry import Registry, fingerprint, spec_of
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 

@@ -9,8 +9,7 @@ from pipeline import PrepareResult, Workflow
 from pipeline.domain.policies import FailurePolicy
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, assert_runs, scripted
-from pipeline.testing.asserts import describe_state
-from pipeline.testing.inline import TESTER
+from pipeline.testing.inline import TESTER, describe_state
 from pipeline.transitions import workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop, each_once, take_one

@@ -11,8 +11,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import invariants, work
 from pipeline.testing import Inline
 from pipeline.transitions import registration, workflows
-from pipeline.workflows.fingerprint import fingerprint
-from pipeline.workflows.registry import spec_of
+from pipeline.workflows.registry import fingerprint, spec_of
 from tests.factories import SOMEBODY
 from tests.support.concurrent_transactions import raced
 from tests.support.scripted_consumers import take_one, the_workflow

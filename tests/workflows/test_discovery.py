@@ -4,8 +4,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from pipeline.workflows.fingerprint import fingerprint
-from pipeline.workflows.registry import Registry
+from pipeline.workflows.registry import Registry, fingerprint
 
 FEED = """
 from datetime import timedelta

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.workflows import fingerprint as module_of_fingerprints
-from pipeline.workflows.fingerprint import fingerprint
+from pipeline.workflows import registry as module_of_fingerprints
+from pipeline.workflows.registry import fingerprint
 
 BILLING = """
 from datetime import timedelta

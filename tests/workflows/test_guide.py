@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, scripted
-from pipeline.testing.asserts import describe_state
+from pipeline.testing.inline import describe_state
 from pipeline.workflows import declaration_checks
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
