@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from xml.sax.saxutils import escape
@@ -122,10 +122,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
             {
                 "name": case.name,
                 "title": case.title,
-                "figures": {
-                    name: {"median": found.median, "least": found.least, "largest": found.largest}
-                    for name, found in result.ranges(case.name).items()
-                },
+                "figures": {name: asdict(found) for name, found in result.ranges(case.name).items()},
                 "against": case.against or None,
                 "ratio": (ratio := result.ratio(case)),
                 "least_ratio": result.least_ratio(case),
@@ -133,15 +130,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
             }
             for case in result.cases
         ],
-        "samples": [
-            {
-                "case": sample.case,
-                "repeat": sample.repeat,
-                "figures": dict(sample.figures),
-                "problems": list(sample.problems),
-            }
-            for sample in result.samples
-        ],
+        "samples": [asdict(sample) for sample in result.samples],
     }
 
 

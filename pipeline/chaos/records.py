@@ -22,7 +22,7 @@ WHERE e.workflow = :workflow ORDER BY e.id
 _LEDGER = Statement[Any]("""
 SELECT m.idempotency_key AS key, m.operation, m.status, m.resolved_by, m.error,
        coalesce(extract(epoch FROM m.resolved_at), 0)::float AS resolved_at,
-       m.found_late_at IS NOT NULL AS is_found_late, e.message_id AS "order"
+       m.found_late_at IS NOT NULL AS is_found_late, coalesce(e.message_id, '') AS "order"
 FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 LEFT JOIN pipeline.events e ON e.id = r.event_ids[1]
 WHERE m.workflow = :workflow ORDER BY m.id
@@ -35,10 +35,11 @@ SELECT count(*) FILTER (WHERE d.status = 'consumed') AS done,
        count(*) FILTER (WHERE d.status <> 'consumed' AND coalesce(m.status, '') = :indeterminate) AS unresolved,
        count(*) AS delivered,
        (SELECT count(*) FROM pipeline.mutations w WHERE w.workflow = :workflow
-          AND (w.next_monitor_at IS NOT NULL OR w.status <> ALL(CAST(:ended AS text[])))) AS unsettled,
-       (SELECT w.maintenance_reason FROM pipeline.workflows w WHERE w.name = :workflow AND w.maintenance) AS stopped,
-       (SELECT string_agg(b.reason, '; ') FROM pipeline.blocks b
-        WHERE b.workflow = :workflow AND b.closed_at IS NULL) AS blocked
+          AND (w.next_monitor_at IS NOT NULL OR w.status <> ALL(CAST(:ended AS text[])))) AS open_mutations,
+       coalesce(
+         (SELECT nullif(w.maintenance_reason, '') FROM pipeline.workflows w WHERE w.name = :workflow AND w.maintenance),
+         (SELECT string_agg(b.reason, '; ') FROM pipeline.blocks b
+          WHERE b.workflow = :workflow AND b.closed_at IS NULL)) AS block_reason
 FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
 LEFT JOIN pipeline.runs r ON r.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE e.workflow = :workflow
@@ -83,13 +84,7 @@ def progress(db: Database, workflow: str) -> Progress:
             ended=[*ended, MutationStatus.INDETERMINATE],
         )
     assert row is not None
-    return Progress(
-        done=row.done,
-        unresolved=row.unresolved,
-        delivered=row.delivered,
-        open_mutations=row.unsettled,
-        block_reason=row.stopped or row.blocked,
-    )
+    return Progress(**row._asdict())
 
 
 def lost_run_counts(db: Database, workflow: str) -> tuple[int, int]:
@@ -123,21 +118,9 @@ def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str])
         ]
     return ChaosRecords(
         orders=orders,
-        ledger=[
-            LedgerEntry(
-                key=row.key,
-                order=row.order or "",
-                operation=row.operation,
-                status=row.status,
-                is_found_late=row.is_found_late,
-                resolved_by=row.resolved_by,
-                resolved_at=row.resolved_at,
-                error=row.error,
-            )
-            for row in ledger
-        ],
+        ledger=[LedgerEntry(**row._asdict()) for row in ledger],
         effects=[ProviderEffect(**line) for line in _lines(home / EFFECTS)],
-        deliveries=[OrderDelivery(order=row.order, status=row.status, key=row.key) for row in deliveries],
+        deliveries=[OrderDelivery(**row._asdict()) for row in deliveries],
         completed_orders=[row.message_id for row in followed],
         findings=[f"{found.invariant}: {found.subject}: {found.detail}" for found in findings],
     )

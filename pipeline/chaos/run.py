@@ -330,10 +330,7 @@ def as_dict(result: ChaosResult) -> dict[str, Any]:
         ],
         "problems": [str(problem) for problem in result.problems],
         "unfinished": list(result.unfinished),
-        "comparison": [
-            {name: getattr(row, name) for name in ("fault", "requests", "effects", "applied", "failed", "unresolved")}
-            for row in result.comparison
-        ],
+        "comparison": [asdict(row) for row in result.comparison],
         "operations": [asdict(row) for row in result.figures],
         "reconciles": dict(result.reconcile_counts),
         "disruptions": dict(result.disruptions),

@@ -8,10 +8,11 @@ Intervals of minutes in production are seconds here.
 
 import os
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 from pipeline import Backoff, FailurePolicy, PrepareResult, ReconcilePolicy, Topic, Workflow
-from pipeline.chaos.faults import PROVIDER_VARIABLE, SETTLE, TIMEOUT
+from pipeline.chaos.faults import OPERATIONS, PROVIDER_VARIABLE, SETTLE, TIMEOUT
 from pipeline.connectors.http import Http, get, post
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy
 
@@ -28,41 +29,18 @@ _RETRY = MutationRetryPolicy(backoff=_SHORT_BACKOFF)
 _BREAKER = BreakerPolicy(unknown_share=0.8, probe_every=timedelta(seconds=1))
 
 
+_send = partial(post, timeout=TIMEOUT, settle=SETTLE, retry=_RETRY, breaker=_BREAKER)
+
+
 class Provider(Http):
     """The operations of the provider."""
 
     name = "provider"
 
-    charge = post(
-        "/charge",
-        keyed=True,
-        lookup=get("/charge/{key}"),
-        timeout=TIMEOUT,
-        settle=SETTLE,
-        policy=_RECONCILE,
-        retry=_RETRY,
-        breaker=_BREAKER,
-    )
-    refund = post(
-        "/refund",
-        keyed=True,
-        lookup=get("/refund/{key}"),
-        timeout=TIMEOUT,
-        settle=SETTLE,
-        policy=_RECONCILE,
-        retry=_RETRY,
-        breaker=_BREAKER,
-    )
-    ship = post(
-        "/ship",
-        lookup=get("/ship/{key}"),
-        timeout=TIMEOUT,
-        settle=SETTLE,
-        policy=_RECONCILE,
-        retry=_RETRY,
-        breaker=_BREAKER,
-    )
-    text = post("/text", timeout=TIMEOUT, settle=SETTLE, retry=_RETRY, breaker=_BREAKER)
+    charge = _send("/charge", keyed=True, lookup=get("/charge/{key}"), policy=_RECONCILE)
+    refund = _send("/refund", keyed=True, lookup=get("/refund/{key}"), policy=_RECONCILE)
+    ship = _send("/ship", lookup=get("/ship/{key}"), policy=_RECONCILE)
+    text = _send("/text")
 
 
 provider = Provider(os.environ.get(PROVIDER_VARIABLE) or "http://127.0.0.1:9")
@@ -93,32 +71,7 @@ class Fulfil:
             ctx.publish(done, message_id=prepared.data["order"], payload={})
 
 
-charges, refunds, parcels, texts = (chaos.topic(name) for name in ("charge", "refund", "ship", "text"))
-
-
-@chaos.consumer(subscribes=[charges], publishes=[done], failures=_MANY_FAILURES)
-class Charge(Fulfil):
-    """An operation of grade A."""
-
-    topic = charges
-
-
-@chaos.consumer(subscribes=[refunds], publishes=[done], failures=_MANY_FAILURES)
-class Refund(Fulfil):
-    """An operation of grade A whose "not found" is wrong for a while."""
-
-    topic = refunds
-
-
-@chaos.consumer(subscribes=[parcels], publishes=[done], failures=_MANY_FAILURES)
-class Ship(Fulfil):
-    """An operation of grade B."""
-
-    topic = parcels
-
-
-@chaos.consumer(subscribes=[texts], publishes=[done], failures=_MANY_FAILURES)
-class Text(Fulfil):
-    """An operation of grade D."""
-
-    topic = texts
+for operation in OPERATIONS:
+    orders = chaos.topic(operation)
+    declare = chaos.consumer(name=operation, subscribes=[orders], publishes=[done], failures=_MANY_FAILURES)
+    declare(type(operation, (Fulfil,), {"topic": orders}))
