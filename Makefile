@@ -14,6 +14,11 @@ PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-s
 SERVER_TESTS := $(addprefix tests/,embedded ingest migrations races store transitions background admin client worker tasks acceptance)
 # Folders with many quick tests that need no server. Those of the connectors wait for servers of their own.
 FAST_TESTS := $(addprefix tests/,domain workflows architecture deploy support test_config.py test_celeryconfig.py)
+# What a version of a dependency could change: imports, SQL, workers, brokers, HTTP, spans.
+LOWEST_TESTS := $(addprefix tests/,test_config.py domain/test_model_payloads.py domain/test_payloads.py workflows migrations \
+    store/test_database.py store/test_connections.py client/test_publishing.py transitions/test_publish.py cli/test_help.py \
+    cli/test_answers.py ingest/test_queue.py connectors/test_http.py acceptance/test_celery_app.py api telemetry/test_worker_traces.py)
+LOWEST := .venv-lowest
 REDIS_BIN ?=
 POSTGRES_BIN ?=
 # The engine's tests measure threads, memory and time: they run in separate processes, without other tests. Most wait.
@@ -26,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-fast test-servers coverage fmt fmt-check lint type contracts docs migrate demo lock clean
+.PHONY: help setup check test test-fast test-lowest test-servers coverage fmt fmt-check lint type contracts docs migrate demo lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +52,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-check: fmt-check lint type contracts coverage ## everything that CI checks
+check: fmt-check lint type contracts coverage test-lowest ## everything that CI checks
 
 test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
@@ -59,6 +64,12 @@ test-fast: setup ## the tests that need no server
 
 test-servers: setup ## the tests of the servers on chosen ones: REDIS_BIN=/path/to/redis-server POSTGRES_BIN=/path/to/bin
 	PIPELINE_REDIS_BIN='$(REDIS_BIN)' PIPELINE_POSTGRES_BIN='$(POSTGRES_BIN)' $(PY) -m pytest $(PYTEST_OPTIONS) $(SERVER_TESTS)
+
+test-lowest: setup ## a part of the tests with the lowest versions that pyproject.toml declares
+	@test -x $(LOWEST)/bin/python || $(BIN)/uv venv -q --python $(PY) $(LOWEST)
+	@VIRTUAL_ENV=$(LOWEST) $(BIN)/uv pip sync -q --require-hashes requirements-lowest.lock
+	@VIRTUAL_ENV=$(LOWEST) $(BIN)/uv pip install -q --no-deps -e .
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) -p no:cacheprovider $(LOWEST_TESTS)
 
 coverage: setup
 	$(BIN)/coverage erase
@@ -99,6 +110,7 @@ COMPILE := $(RESOLVE) pyproject.toml --extra http --extra otel --extra console -
 lock: setup ## resolve the dependencies again: all of them, those of the image, and what builds it
 	$(COMPILE) --extra servers --group dev -o requirements.lock
 	$(COMPILE) --no-annotate --constraints requirements.lock -o deploy/requirements.lock
+	$(COMPILE) --resolution lowest-direct --extra servers --group test -o requirements-lowest.lock
 	echo hatchling | $(RESOLVE) - --no-annotate -o deploy/build.lock
 
 clean: ## stop the embedded servers; remove their data, the caches and what was built
