@@ -1,13 +1,14 @@
 """Hold what every endpoint needs: the database, the acts of operators and the settings."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from fastapi import Request
 
 from pipeline.admin.database import Database
+from pipeline.admin.notes import Presence
 from pipeline.admin.resolutions import Resolutions
 from pipeline.config import Settings
 
@@ -16,7 +17,7 @@ def _notify_nothing(_: object) -> None:
     """Leave the work to the next tick: this process has no broker."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Services:
     """What endpoints read and act with. The process that has Celery hands its functions in."""
 
@@ -27,6 +28,7 @@ class Services:
     dispatch_run: Callable[[UUID], object] = _notify_nothing
     dead_letters: Any = None  #: reads and acts on the broker's dead letters; None: this process has no broker
     broadcaster: Any = None  #: sends changes to open streams
+    presence: Presence = field(default_factory=Presence)  #: which operators have a mutation open
 
     @classmethod
     def connect(

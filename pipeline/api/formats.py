@@ -1,6 +1,7 @@
 """Format values for people: ages, instants, ids, amounts of things, and text from outside."""
 
 import json
+import re
 import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -84,3 +85,14 @@ def sentence(text: str) -> str:
     if not found:
         return ""
     return found[0].upper() + found[1:] + ("" if found[-1] in ".!?…" else ".")
+
+
+def first_clause(text: str, limit: int = 90) -> str:
+    """Return the begin of an error text for a list: up to the first semicolon, without places in the code."""
+    found = re.sub(r" \([\w./-]+:\d+\)", "", text.split(";", 1)[0]).strip()
+    return found if len(found) <= limit else found[: limit - 1].rstrip() + "…"
+
+
+def clauses(text: str) -> list[str]:
+    """Return the parts of an error text, each as a sentence."""
+    return [sentence(part) for part in text.split(";") if part.strip()]

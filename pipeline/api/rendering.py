@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -63,6 +64,11 @@ def _tone(status: object) -> str:
     return next((tone for tone, known in tones if words & known), "")
 
 
+def _host(link: str) -> str:
+    """Return the host of a link, which says where it leads."""
+    return urlsplit(link).netloc or link
+
+
 def _since(at: datetime, now: datetime, parts: int = 1) -> str:
     return formats.duration(now - at) if parts == 1 else formats.long_duration(now - at)
 
@@ -87,6 +93,7 @@ def _environment() -> Environment:
         "pretty_json": formats.pretty_json,
         "sentence": formats.sentence,
         "tone": _tone,
+        "host": _host,
     }
     return made
 

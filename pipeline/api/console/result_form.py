@@ -51,7 +51,7 @@ def result_question(declared: DeclaredResult | None) -> ResultQuestion:
 def typed_result(question: ResultQuestion, values: Mapping[str, str]) -> Any:
     """Return the result as the form's texts give it. Its check against the schema comes later."""
     if not question.fields:
-        return _json(values.get("result_json", ""), "The result")
+        return parsed_json(values.get("result_json", ""))
     found: dict[str, Any] = {}
     for field in question.fields:
         text = values.get(field.name, "").strip()
@@ -121,10 +121,11 @@ def _value(field: ResultField, text: str) -> Any:
         case "integer" if not text.lstrip("-").isdecimal():
             raise InvalidInputError(f"The field {field.label!r} of the result is {text!r}; expected a whole number.")
         case _:
-            return _json(text, f"The field {field.label!r} of the result")
+            return parsed_json(text, f"The field {field.label!r} of the result")
 
 
-def _json(text: str, what: str) -> Any:
+def parsed_json(text: str, what: str = "The result") -> Any:
+    """Return the value of a JSON text that an operator typed."""
     try:
         return json.loads(text)
     except ValueError as error:

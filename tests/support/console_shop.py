@@ -1,0 +1,111 @@
+"""A shop with a real worker, a beat and a console that a browser can open, for one test module."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+
+from pipeline.api import Person, Role, create
+from pipeline.api.context import Services
+from pipeline.config import Settings
+from pipeline.domain.values import NewEvent
+from pipeline.transitions import events
+from tests.support.installation import Installation, alone
+from tests.support.wait import wait_for
+
+PREFIX = "/ops/x"  #: under which a FastAPI app of another team mounts the console
+WORKFLOWS = "tests.support.console_workflow"
+PEOPLE = {
+    "ada": Person(name="ada", role=Role.ADMIN, can_see_payloads=True, is_ambient=False),
+    "bob": Person(name="bob", role=Role.OPERATOR, is_ambient=False),
+    "vera": Person(name="vera", role=Role.VIEWER, is_ambient=False),
+}
+
+
+@dataclass
+class ConsoleShop:
+    """The installation, the address of the console, and what the provider saw."""
+
+    installation: Installation
+    url: str  #: of the console on its own
+    mounted_url: str  #: of the same console under a prefix
+    provider: Path
+
+    def publish(self, topic: str, *message_ids: str, workflow: str = "shop", **payload: Any) -> None:
+        """Publish events; the order in each payload is its message id."""
+        new = [NewEvent(topic=topic, message_id=each, payload={"order": each, **payload}) for each in message_ids]
+        with self.installation.db.transaction() as tx:
+            events.publish(tx, workflow, new)
+
+    def order(self, message_id: str, amount: str = "99.01") -> None:
+        """Publish an order whose charge is not answered."""
+        self.publish("orders.placed", message_id, amount=amount)
+
+    def mutation(self, message_id: str) -> Any:
+        """Return the newest row of the ledger for a message."""
+        query = "SELECT * FROM pipeline.mutations WHERE :message = ANY(message_ids) ORDER BY id DESC LIMIT 1"
+        return next(iter(self.installation.ask(query, message=message_id)), None)
+
+    def wait_for_status(self, message_id: str, status: str) -> Any:
+        """Wait until the newest mutation of a message has a status; return it."""
+        wait_for(
+            lambda: (row := self.mutation(message_id)) is not None and row.status == status,
+            within=60,
+            why=f"the mutation of {message_id} {status}",
+        )
+        return self.mutation(message_id)
+
+    def sent(self, message_id: str) -> int:
+        """Return how many requests for a message arrived."""
+        file = self.provider / "sent"
+        return sum(message_id in line.split() for line in file.read_text().splitlines()) if file.exists() else 0
+
+    def tell(self, message_id: str, what: str) -> None:
+        """Let the provider answer, or find, what a message is about."""
+        self.provider.mkdir(exist_ok=True)
+        (self.provider / f"{message_id}.{what}").touch()
+
+
+def identify(request: Request) -> Person | None:
+    """Return the person that the browser's cookie names, as a login of another application would."""
+    return PEOPLE.get(request.cookies.get("person", ""))
+
+
+@contextmanager
+def console_shop(server_url: str, home: Path) -> Iterator[ConsoleShop]:
+    """Run a worker, a beat and a console until the block is left."""
+    provider = home / "provider"
+    with alone(server_url, home) as installation:
+        environ = {"PIPELINE_WORKFLOWS": WORKFLOWS, "CONSOLE_PROVIDER": str(provider), "CONSOLE_SETTLE": "3600"}
+        installation.worker(**environ)
+        installation.beat(**environ)
+        with _served(installation) as url:
+            yield ConsoleShop(installation, url, url + PREFIX, provider)
+
+
+@contextmanager
+def _served(installation: Installation) -> Iterator[str]:
+    """Serve the console alone and under a prefix, in a thread of this process."""
+    settings = Settings(database_url=installation.database_url, broker_url=installation.broker_url)
+    services = Services.connect(settings, installation.db)
+    console = create(services=services, identify=identify)
+    other = FastAPI()
+    other.mount(PREFIX, create(services=services, identify=identify))
+    other.mount("/", console)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(other, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        wait_for(lambda: server.started, why="the console listens")
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
