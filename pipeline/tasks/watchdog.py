@@ -26,6 +26,7 @@ from pipeline.worker.runner import process_name
 log = logging.getLogger(__name__)
 
 _STOP_GRACE_SECONDS = 10.0  #: seconds between asking the worker to stop and ending its process
+_SHORTEST_PERIOD, _LONGEST_PERIOD = 0.1, 0.5  #: seconds between two checks of the children
 
 
 class StallDetector:
@@ -52,10 +53,14 @@ class StallDetector:
 
 
 class Watchdog:
-    """Checks the children twice a second, and every tenth time what costs a query."""
+    """Checks the children ten times per tick, and once per tick what costs a query.
 
-    def __init__(self, here: WorkerProcess, pool: Any, every: float = 0.5) -> None:
-        self.process, self.pool, self.every = here, pool, every
+    A long tick does not delay it: it checks the children at least twice a second.
+    """
+
+    def __init__(self, here: WorkerProcess, pool: Any) -> None:
+        self.process, self.pool = here, pool
+        self.every = min(max(here.settings.tick.total_seconds() / 10, _SHORTEST_PERIOD), _LONGEST_PERIOD)
         self.stall = StallDetector(here.settings.stall_timeout)
         self._children = self._pids()
         self._round = 0
