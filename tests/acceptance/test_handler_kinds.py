@@ -1,6 +1,5 @@
 """Real workers run every kind of handler: producers, requests that need approval, bad events, leaking code."""
 
-import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -13,6 +12,7 @@ from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.reads import invariants, work
 from pipeline.testing import CrashPoint
 from pipeline.transitions import events, resolution
+from tests.support import handler_kind_workflows
 from tests.support.installation import RARE, UNHURRIED, Installation
 from tests.support.wait import wait_for
 
@@ -110,7 +110,7 @@ def test_a_producer_whose_processes_die_runs_once_for_each_slot_whatever_starts_
     (handler,) = works.ask("SELECT * FROM pipeline.handlers WHERE name = 'tick'")
     assert handler.state == count
     grid: datetime = handler.next_run_at
-    taken = [math.floor((datetime.fromisoformat(row.payload["at"]) - grid).total_seconds()) for row in found]
+    taken = [(datetime.fromisoformat(row.payload["at"]) - grid) // handler_kind_workflows.SLOT for row in found]
     assert len(set(taken)) == len(taken), "two runs for one slot"
     had_effects_once(works, expected)
 

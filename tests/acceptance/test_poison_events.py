@@ -23,15 +23,16 @@ _BLOCKS = "SELECT * FROM pipeline.blocks WHERE workflow = 'poison'"
 
 @pytest.fixture
 def poison(nodes: Installation) -> Installation:
-    """A worker and a beat for the orders, whose handlers may take two seconds for a phase."""
+    """A worker and a beat for the orders, whose handlers may take one second for a phase."""
     nodes.workflow = "poison"
     return nodes
 
 
 def begin(poison: Installation) -> None:
-    environ = {"PIPELINE_WORKFLOWS": "tests.support.poison_workflow", "PIPELINE_STEP_TIME_LIMIT": "2s"}
+    limits = {"PIPELINE_STEP_TIME_LIMIT": "1s", "PIPELINE_TICK": "200ms"}
+    environ = {"PIPELINE_WORKFLOWS": "tests.support.poison_workflow", **limits}
     poison.worker(POISON_AWAY=str(away(poison)), **environ)
-    poison.beat()
+    poison.beat(**environ)
 
 
 def away(poison: Installation) -> Path:

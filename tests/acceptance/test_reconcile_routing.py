@@ -17,6 +17,7 @@ _NOW = Statement[object](
     "UPDATE pipeline.mutations SET next_reconcile_at = pipeline.clock() WHERE status = 'needs_reconcile' RETURNING id"
 )
 _IN_DOUBT = "SELECT 1 FROM pipeline.mutations WHERE status = 'needs_reconcile'"
+OFTEN = {"PIPELINE_TICK": "200ms"}
 OTHERS = {
     "another workflow": {"PIPELINE_WORKFLOWS": "tests.support.unanswered_mail_workflow"},
     "an older version": {"SHOP_VERSION": "1"},
@@ -53,16 +54,16 @@ def seconds_to_settle(nodes: Installation) -> float:
 @pytest.mark.parametrize("other", OTHERS)
 def test_workers_that_do_not_know_a_workflow_do_not_delay_its_doubts(nodes: Installation, other: str) -> None:
     leave_doubts(nodes)
-    nodes.worker("--pool=prefork", "--concurrency=1", SHOP_VERSION="2")
-    beat = nodes.beat()
+    nodes.worker("--pool=prefork", "--concurrency=1", SHOP_VERSION="2", **OFTEN)
+    beat = nodes.beat(**OFTEN)
     alone = seconds_to_settle(nodes)
     nodes.all_done_once()
     beat.stop()
     nodes.end_nodes()
     leave_doubts(nodes)
-    nodes.worker("--pool=prefork", "--concurrency=1", SHOP_VERSION="2")
-    nodes.worker("--pool=prefork", "--concurrency=4", **OTHERS[other])
-    nodes.beat()
+    nodes.worker("--pool=prefork", "--concurrency=1", SHOP_VERSION="2", **OFTEN)
+    nodes.worker("--pool=prefork", "--concurrency=4", **OTHERS[other], **OFTEN)
+    nodes.beat(**OFTEN)
     beside = seconds_to_settle(nodes)
     assert beside < 4 * max(alone, 2.0), f"{alone:.1f} s alone, {beside:.1f} s beside {other}"
     nodes.all_done_once()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import timedelta
 
 import pytest
 
@@ -71,6 +72,7 @@ def test_a_worker_that_is_told_again_to_end_leaves_its_calls_to_be_reconciled(
     assert nodes.recorder.waiting("after") == 0
     assert {row.status for row in nodes.ledger()} == {"in_flight"}
     nodes.recorder.open("after")
+    nodes.let_time_pass(timedelta(seconds=25))
     nodes.worker()
     nodes.all_done_once()
     assert resolvers(nodes) == {"reconcile"}

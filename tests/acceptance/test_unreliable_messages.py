@@ -13,8 +13,9 @@ from tests.support.wait import wait_for
 def test_three_of_ten_messages_dropped_doubled_delayed_and_overtaken_lose_and_repeat_nothing(
     nodes: Installation,
 ) -> None:
-    nodes.worker(line="chaos", PIPELINE_MAX_COHORT_SIZE="4")
-    nodes.beat(line="chaos")
+    soon = {"PIPELINE_TICK": "200ms", "PIPELINE_REDISPATCH_AFTER": "800ms"}  # longer than a message is delayed
+    nodes.worker(line="chaos", PIPELINE_MAX_COHORT_SIZE="4", **soon)
+    nodes.beat(line="chaos", **soon)
     nodes.publish(40)
     nodes.all_done_once()
 

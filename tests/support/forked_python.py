@@ -7,6 +7,7 @@ thread, no settings and no connection, so a fork inherits none.
 """
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -25,16 +26,30 @@ from typing import Any
 PROJECT = Path(__file__).parents[2]
 #: What a worker and a beat have imported when they are ready, but for modules that read the environment.
 NEEDED = (
+    "celery.__main__",
     "celery.bin.celery",
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.app.routes",
     "celery.apps.beat",
     "celery.apps.worker",
     "celery.concurrency.prefork",
+    "celery.concurrency.solo",
+    "celery.concurrency.thread",
+    "celery.worker.autoscale",
+    "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
     "kombu.transport.redis",
+    "psycopg2.extras",
     "sqlalchemy.dialects.postgresql.psycopg2",
     "pipeline.celery",
     "pipeline.tasks.beat",
     "pipeline.tasks.dead_letter",
+    "pipeline.tasks.exits",
     "pipeline.tasks.phases",
     "pipeline.tasks.publish",
     "pipeline.tasks.signals",
@@ -187,9 +202,19 @@ def _begin(request: Mapping[str, Any], connection: socket.socket) -> None:
         connection.sendall(f"{os.getpid()}\n".encode())
 
 
+def _replace_children_soon() -> None:
+    """Let Celery replace ended children of its pool every quarter of a second, not only every five."""
+    from celery.concurrency.asynpool import AsynPool
+
+    AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.25})
+
+
 def main() -> None:
     for name in NEEDED:
         import_module(name)
+    _replace_children_soon()
+    gc.collect()
+    gc.freeze()  # no fork searches what was imported for garbage: that would copy every page of it
     request = _serve(sys.argv[1])
     if request is not None:
         sys.argv = [request["module"], *request["arguments"]]

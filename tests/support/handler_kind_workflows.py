@@ -13,6 +13,7 @@ from tests.support.order_workflow import world
 __all__ = ["world"]
 
 TICKS = int(os.environ.get("WORKS_TICKS", "0"))
+SLOT = timedelta(milliseconds=500)  #: a producer runs once in each
 _SOON = Backoff(base=timedelta(milliseconds=200), cap=timedelta(milliseconds=500))
 _PATIENT = FailurePolicy(max_failures=50, backoff=_SOON)
 _STRICT = FailurePolicy(quarantine_after=2, backoff=_SOON)
@@ -25,7 +26,7 @@ parcels = works.topic("parcels")
 crates = works.topic("crates")
 
 
-@works.producer(every=timedelta(seconds=1), publishes=[ticks], failures=_PATIENT)
+@works.producer(every=SLOT, publishes=[ticks], failures=_PATIENT)
 def tick(ctx: Any, state: Any) -> Any:
     """One event a slot, numbered by the state and with the time at which it was made."""
     number = (state or 0) + 1

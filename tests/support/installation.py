@@ -149,6 +149,7 @@ class Installation:
     published: list[str] = field(default_factory=list)
     started: int = 0  #: nodes so far; each has a name of its own, and with it a log
     failed: int = 0  #: tests that had failed when the present nodes began
+    ahead: timedelta = timedelta(0)  #: how far the database's clock is ahead
 
     def __post_init__(self) -> None:
         self.db = Database.connect(self.database_url, pool_size=2)
@@ -161,10 +162,14 @@ class Installation:
         return {**ours, **QUICK, **urls, "SHOP_RECORDER": self.recorder.address}
 
     def worker(self, *options: str, line: str = "", **environ: str) -> Node:
-        """A worker that is ready. A ``line`` makes its messages suffer."""
+        """A worker that is ready. A ``line`` makes its messages suffer.
+
+        Without mingle: each start would wait a second for the answers of other workers, which send nothing of ours.
+        """
         given = options or ("--pool=prefork", "--concurrency=2")
         name = f"worker{self.started}"
-        node = self._node(name, ["worker", "--loglevel=INFO", f"--hostname={name}@here", *given], line, environ)
+        command = ["worker", "--loglevel=INFO", "--without-mingle", f"--hostname={name}@here", *given]
+        node = self._node(name, command, line, environ)
         node.wait_until_ready()
         return node
 
@@ -222,9 +227,22 @@ class Installation:
             node.end()
         self.nodes.clear()
 
+    def let_time_pass(self, by: timedelta) -> None:
+        """Set the database's clock forward for all connections from now on: deadlines and leases end."""
+        self._set_ahead(self.ahead + by)
+
+    def _set_ahead(self, ahead: timedelta) -> None:
+        if ahead == self.ahead:
+            return
+        name = self.db.engine.url.database
+        self.ask(f"ALTER DATABASE \"{name}\" SET pipeline.clock_offset = '{ahead.total_seconds()} seconds'")
+        self.db.engine.dispose()
+        self.ahead = ahead
+
     def begin_anew(self) -> None:
         """Nothing is left of the tests before, however they ended: no node, row, message, effect or closed gate."""
         self.end_nodes()
+        self._set_ahead(timedelta(0))
         self.db.engine.dispose()
         wait_for(lambda: not self.ask(_OTHERS), why="the connections of ended nodes gone")
         databases.delete_all_rows(self.db)
