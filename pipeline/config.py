@@ -5,6 +5,7 @@ what was found. Passwords are in none of these messages. A `PIPELINE_*` variable
 too: a misspelt name would otherwise leave a default in force. Any other unknown name is logged: CI systems set some.
 """
 
+import ipaddress
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ DATABASE_URL = "postgresql://user:password@host:5432/name"
 BROKER_URL = "redis://:password@host:6379/0, sentinel://:password@host:26379/0 or amqp://user:password@host:5672/vhost"
 NOTIFY_URL = "https://host/path"
 OTLP_ENDPOINT = "http://collector:4318, without /v1/traces"
+OIDC_ISSUER = "https://host/path, the issuer of the provider"
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
@@ -144,6 +146,27 @@ def _otlp_endpoint(value: str) -> str:
     return value
 
 
+def _issuer(value: str) -> str:
+    parts = _split_url(value, OIDC_ISSUER)
+    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if value and (not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and is_local))):
+        raise ValueError(f"expected {OIDC_ISSUER}")
+    return value
+
+
+def _networks(values: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.ip_network(value)) for value in values)
+    except ValueError:
+        raise ValueError("expected addresses or networks separated by commas, such as 10.0.0.5,10.1.0.0/16") from None
+
+
+def _header(value: str) -> str:
+    if value and not re.fullmatch(r"[A-Za-z0-9-]+", value):
+        raise ValueError("expected the name of an HTTP header, such as X-Forwarded-User")
+    return value
+
+
 def _names(value: object) -> object:
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
@@ -160,6 +183,7 @@ Duration = Annotated[timedelta, Field(gt=timedelta(0)), BeforeValidator(_duratio
 DurationFrom1s = Annotated[Duration, _within("1s", "1d")]
 DurationFrom100ms = Annotated[Duration, _within("100ms", "1d")]
 PositiveInt = Annotated[int, Field(gt=0)]
+HeaderName = Annotated[str, AfterValidator(_header)]
 
 
 class Settings(BaseSettings):
@@ -277,6 +301,44 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         default=None, description="lowest level of our own log lines; unset: the value of `--loglevel`"
     )
+    api_trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_networks)] = Field(
+        default=(),
+        description="addresses or networks of the proxies in front of `pipeline api`, separated by commas; "
+        "`X-Forwarded-For`, `-Proto`, `-Host` and the headers below are accepted from no other address",
+    )
+    api_identity_header: HeaderName = Field(
+        default="", description="header in which a trusted proxy names the person who logged in; unset: none"
+    )
+    api_groups_header: HeaderName = Field(
+        default="", description="header in which a trusted proxy lists the person's groups, separated by commas"
+    )
+    api_roles: str = Field(
+        default="",
+        description="roles by group, for the groups header and OpenID Connect; the first rule that fits counts: "
+        "`oncall=operator+payloads,shop-team=viewer@shop;mail,*=viewer`",
+    )
+    api_login_lifetime: Annotated[Duration, _within("1m", "30d")] = Field(
+        default=timedelta(hours=12), description="how long a login to the console lasts at most"
+    )
+    api_login_idle: Annotated[Duration, _within("1m", "30d")] = Field(
+        default=timedelta(hours=2), description="after which time without a request a login to the console ends"
+    )
+    api_max_body_bytes: PositiveInt = Field(default=1024 * 1024, description="largest body of a request to the API")
+    api_max_upload_bytes: PositiveInt = Field(
+        default=32 * 1024 * 1024, description="largest file that is uploaded to an import"
+    )
+    oidc_issuer: Annotated[str, AfterValidator(_issuer)] = Field(
+        default="", description="issuer of the OpenID Connect provider for logins to the console; unset: none"
+    )
+    oidc_client_id: str = Field(default="", description="id of this client at the OpenID Connect provider")
+    oidc_client_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="secret of this client at the OpenID Connect provider; unset: a public client",
+    )
+    oidc_name_claim: str = Field(
+        default="email", description="claim of the ID token that names the person; `email` must be verified"
+    )
+    oidc_groups_claim: str = Field(default="groups", description="claim of the ID token that lists the person's groups")
     home: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default=Path(".pipeline"), description="folder of the data and logs of the embedded servers"
     )
@@ -349,6 +411,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
             "can check who sent a notice, got nothing",
         )
+    yield from _access_contradictions(settings)
     for name in ("prepare_time_limit", "next_time_limit"):
         if settings.step_time_limit * 2 > getattr(settings, name):
             yield (
@@ -366,6 +429,29 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
                 f"({_display(settings.visibility_timeout)}) minus {_display(TIME_LIMIT_GRACE)}, so no message "
                 f"is delivered again while its task still runs, got {_display(limit)}",
             )
+
+
+def _access_contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
+    """Yield each contradiction about who may call the API."""
+    needed = (
+        ("api_identity_header", "api_trusted_proxies", "the proxies that may send it"),
+        ("api_identity_header", "api_roles", "the roles of the persons it names"),
+        ("api_groups_header", "api_identity_header", "the header that names the person"),
+        ("oidc_issuer", "oidc_client_id", "the id of this client"),
+        ("oidc_issuer", "api_roles", "the roles of the persons who log in"),
+    )
+    for given, other, why in needed:
+        if getattr(settings, given) and not getattr(settings, other):
+            yield (
+                frozenset({given, other}),
+                f"{_variable(other)}: expected {why} beside {_variable(given)}, got nothing",
+            )
+    if settings.api_login_idle > settings.api_login_lifetime:
+        yield (
+            frozenset({"api_login_idle", "api_login_lifetime"}),
+            f"{_variable('api_login_idle')}: expected at most {_variable('api_login_lifetime')} "
+            f"({_display(settings.api_login_lifetime)}), got {_display(settings.api_login_idle)}",
+        )
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:

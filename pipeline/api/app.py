@@ -8,9 +8,10 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from pipeline.admin.database import Database
-from pipeline.api import console, health, problems, v1
+from pipeline.api import console, health, login, problem_pages, problems, v1
 from pipeline.api.access import Identify
 from pipeline.api.context import Services
+from pipeline.api.security import Guard
 from pipeline.config import Settings
 
 _STATIC = Path(__file__).parent / "static"
@@ -38,8 +39,11 @@ def create(
     )
     app.state.services = found
     app.state.identify = identify
-    problems.install_handlers(app)
+    app.state.failed_logins = login.FailedLogins()
+    app.add_middleware(Guard, settings=found.settings)
+    problems.install_handlers(app, problem_pages.problem_page)
     app.include_router(health.router)
+    app.include_router(login.router)
     app.include_router(v1.router)
     app.include_router(console.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")

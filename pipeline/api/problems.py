@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -49,54 +49,66 @@ def problem_response(
     )
 
 
-def internal_problem(error: BaseException) -> JSONResponse:
-    """Log an unexpected error under a reference; answer with the reference and nothing else."""
-    reference = secrets.token_hex(8)
-    log.error("request failed, reference %s", reference, exc_info=error)
-    return problem_response(
-        BY_SLUG["internal"],
-        f"The server failed. The log of the server has the cause under the reference {reference}.",
-        members={"reference": reference},
-    )
+#: Answers a browser with a page instead of JSON; None: JSON is right.
+ProblemPage = Callable[[Request, ProblemType, str], Response | None]
 
 
-def install_handlers(app: FastAPI) -> None:
-    """Answer the errors of an app as problems."""
+def install_handlers(app: FastAPI, page: ProblemPage) -> None:
+    """Answer the errors of an app as problems: as a page where ``page`` makes one, else as JSON."""
+    app.state.problem_page = page
     app.add_exception_handler(PipelineError, _expected)
     app.add_exception_handler(DBAPIError, _database)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(StarletteHTTPException, _http)
 
 
-def _expected(_: Request, error: Exception) -> Response:
+def _answer(
+    request: Request,
+    kind: ProblemType,
+    detail: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    members: Mapping[str, Any] = {},
+) -> Response:
+    page: ProblemPage = request.app.state.problem_page
+    return page(request, kind, detail) or problem_response(kind, detail, headers=headers, members=members)
+
+
+def internal_problem(request: Request, error: BaseException) -> Response:
+    """Log an unexpected error under a reference; answer with the reference and nothing else."""
+    return _failed(request, BY_SLUG["internal"], "The server failed.", error)
+
+
+def _failed(request: Request, kind: ProblemType, sentence: str, error: BaseException) -> Response:
+    reference = secrets.token_hex(8)
+    log.error("request failed, reference %s", reference, exc_info=error)
+    detail = f"{sentence} The log of the server has the cause under the reference {reference}."
+    return _answer(request, kind, detail, members={"reference": reference})
+
+
+def _expected(request: Request, error: Exception) -> Response:
     kind = problem_type(error)
     assert kind is not None
-    return problem_response(kind, str(error))
+    return _answer(request, kind, str(error))
 
 
-def _database(_: Request, error: Exception) -> Response:
-    reference = secrets.token_hex(8)
-    log.error("the database failed, reference %s", reference, exc_info=error)
-    return problem_response(
-        BY_SLUG["database-unavailable"],
-        f"The database did not do it. The log of the server has the cause under the reference {reference}.",
-        members={"reference": reference},
-    )
+def _database(request: Request, error: Exception) -> Response:
+    return _failed(request, BY_SLUG["database-unavailable"], "The database did not do it.", error)
 
 
-def _invalid_request(_: Request, error: Exception) -> Response:
+def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = [
         {"at": "/".join(map(str, each["loc"])), "problem": str(each["msg"]), "kind": str(each["type"])}
         for each in error.errors()
     ]
     detail = "; ".join(f"{each['at']}: {each['problem']}" for each in errors)
-    return problem_response(BY_SLUG["invalid-request"], f"{detail}. Nothing was changed.", members={"errors": errors})
+    return _answer(request, BY_SLUG["invalid-request"], f"{detail}. Nothing was changed.", members={"errors": errors})
 
 
-def _http(_: Request, error: Exception) -> Response:
+def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     if isinstance(error, ProblemError):
-        return problem_response(error.kind, error.detail, headers=error.headers, members=error.members)
+        return _answer(request, error.kind, error.detail, headers=error.headers, members=error.members)
     slug = _SLUG_OF_STATUS.get(error.status_code, "bad-request" if error.status_code < 500 else "internal")
-    return problem_response(BY_SLUG[slug], str(error.detail), headers=error.headers)
+    return _answer(request, BY_SLUG[slug], str(error.detail), headers=error.headers)

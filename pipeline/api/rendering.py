@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from pipeline.api import formats
 from pipeline.api.access import csrf_token
+from pipeline.api.security import local_path, prefix_of
 
 THEMES = ("", "light", "dark")  #: empty: as the browser prefers
 THEME_COOKIE = "pipeline_theme"
@@ -108,7 +109,7 @@ def _digest(name: str) -> str:
 
 def url(request: Request, path: str) -> str:
     """Return a path of this app as the browser must ask for it."""
-    return f"{request.scope.get('root_path', '').rstrip('/')}{path}"
+    return f"{prefix_of(request.scope)}{path}"
 
 
 def theme_of(request: Request) -> str:
@@ -136,12 +137,12 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         "messages": (),
         "search_text": "",
         "flower_url": "",
-        "can_log_out": False,
+        "can_log_out": bool(getattr(request.state, "login_secret", "")),
     }
     return HTMLResponse(_templates.get_template(template).render({**known, **values}), status_code=status)
 
 
 def _local_path(request: Request) -> str:
     """Return path and query of a request, without the prefix of the app."""
-    path = request.url.path.removeprefix(request.scope.get("root_path", "").rstrip("/")) or "/"
+    path = local_path(request.scope)
     return f"{path}?{request.url.query}" if request.url.query else path

@@ -12,6 +12,7 @@ from pipeline.config import Settings
 from pipeline.store.database import Database
 
 ADA = Person(name="ada", role=Role.ADMIN, can_see_payloads=True, is_ambient=False)
+ORIGIN = "https://pipeline.test"
 ClientOf = Callable[..., TestClient]
 
 
@@ -20,12 +21,13 @@ def client_of(db: Database, database_url: str) -> Iterator[ClientOf]:
     """Make a client of an app whose every caller is one person; None: callers must authenticate themselves."""
     with ExitStack() as stack:
 
-        def make(person: Person | None = ADA, **settings: Any) -> TestClient:
+        def make(person: Person | None = ADA, *, peer: str = "127.0.0.1", **settings: Any) -> TestClient:
             identify = None if person is None else lambda _: person
             app = create(Settings(database_url=database_url, **settings), database=db, identify=identify)
-            return stack.enter_context(
-                TestClient(app, base_url="https://pipeline.test", raise_server_exceptions=False, follow_redirects=False)
+            client = TestClient(
+                app, base_url=ORIGIN, raise_server_exceptions=False, follow_redirects=False, client=(peer, 50_000)
             )
+            return stack.enter_context(client)
 
         yield make
 

@@ -16,7 +16,9 @@ def test_probes_need_no_caller(client_of: ClientOf) -> None:
 
 def test_me_shows_the_authenticated_caller(client_of: ClientOf) -> None:
     person = Person(name="bob", role=Role.VIEWER, workflows=frozenset({"shop", "mail"}))
-    assert client_of(person).get("/v1/me").json() == {
+    shown = client_of(person).get("/v1/me").json()
+    assert shown.pop("csrf_token")
+    assert shown == {
         "name": "bob",
         "role": "viewer",
         "can_see_payloads": False,
@@ -32,6 +34,9 @@ def test_the_app_works_under_a_prefix_of_another_app(db: Database, database_url:
     assert client.get("/ops/x/v1/me").json()["name"] == "ada"
     assert client.get("/ops/x/static/console.css").status_code == 200
     assert client.get("/ops/x/openapi.json").json()["openapi"].startswith("3.1")
+    for path in ("/ops/x/login", "/ops/x/static/nothing", "/ops/x/nothing"):
+        page = client.get(path, headers={"Accept": "text/html"}).text
+        assert 'href="/ops/x/static/console.css' in page
 
 
 def test_an_unknown_address_and_method_are_problems(client: TestClient) -> None:

@@ -71,8 +71,9 @@ def list_tokens(admin: Admin, found: CurrentServices) -> TokenList:
 
 
 @router.post("", status_code=201)
-def create_token(body: NewToken, admin: Admin, found: CurrentServices) -> CreatedTokenView:
+def create_token(body: NewToken, admin: Admin, found: CurrentServices, response: Response) -> CreatedTokenView:
     """Create an API token. Its rights may not exceed those of the caller."""
+    response.headers["Cache-Control"] = "no-store"  # no cache and no record of answers may keep the secret
     rights = Rights(
         role=body.role,
         can_see_payloads=body.can_see_payloads,
