@@ -3,12 +3,8 @@
 The queues of a broker have fixed names, so workers of a measurement would take the messages of another installation.
 """
 
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,24 +12,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.admin.controls import WorkflowControls
 from pipeline.bench import rows
-from pipeline.bench.counters import LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
-from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, WITNESS_VARIABLE
+from pipeline.bench.counters import OWN, LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
+from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, ORDERS, WITNESS_VARIABLE
 from pipeline.celery import app
 from pipeline.chaos.nodes import NodeProcess, celery_command
+from pipeline.client import publish
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
 from pipeline.domain.states import RunStatus
 from pipeline.domain.values import Actor
-from pipeline.embedded import processes, servers
+from pipeline.embedded import servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
-from pipeline.store.database import Database, identity
+from pipeline.store.database import Database, Statement, UnreadRow, identity
 from pipeline.tasks.broker_owner import OWNER_KEY
 from pipeline.tasks.messages import queue_depth
 from pipeline.workflows.registration import register_workflows
@@ -48,6 +45,7 @@ _SIZES = """
 SELECT pg_current_wal_insert_lsn() - '0/0', sum(pg_total_relation_size(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'pipeline' AND c.relkind = 'r'
 """
+_RENAME_SESSION = Statement[UnreadRow]("SELECT set_config('application_name', CAST(:name AS text), false)")
 _OPEN_RUNS = "SELECT count(*) FROM pipeline.runs WHERE status = %s"
 _HOLDER = "SELECT worker FROM pipeline.runs WHERE workflow = %s AND status = %s AND worker IS NOT NULL"
 _DONE = f"SELECT count(*) FROM pipeline.events e WHERE e.workflow = %s AND e.topic = %s AND {rows.NOT_COPIED}"
@@ -150,7 +148,7 @@ class Installation:
 
     @contextmanager
     def fleet(self, options: FleetOptions) -> Iterator["Fleet"]:
-        """Start workers, beat and a publisher on an empty database; stop them at the end of the block."""
+        """Start workers and beat on an empty database; stop them at the end of the block."""
         self.clear()
         folder = self.home / f"fleet{next(self._names)}"
         folder.mkdir()
@@ -168,10 +166,14 @@ class Fleet:
         self.expected: int | None = None  #: orders that must be done; None: all that were published
         self.configure(options)
         self._stack = stack
-        self._last_order = count()
+        self._orders = (f"{rows.ORDER}{number:08}" for number in count())
+        self._db = Database.connect(site.urls.database_url, pool_size=1)  #: of the service that publishes orders
+        stack.callback(self._db.dispose)
+        with self._db.transaction() as tx:  # its statements do not count as the workers'
+            tx.all(_RENAME_SESSION, name=OWN)
+        self._broker = stack.enter_context(_connection(site.urls.broker_url))
         self.workers = [self.start_worker(n) for n in range(options.workers)]
         self.beat = self._start("beat", celery_command("beat", "--schedule", str(folder / "schedule")))
-        self._publisher = self._start_publisher()
         self.wait(lambda: all((folder / node.name).exists() for node in self.workers), "the workers to start")
 
     def configure(self, options: FleetOptions) -> None:
@@ -184,8 +186,13 @@ class Fleet:
         return self._start(f"worker{number}", celery_command("worker", *options))
 
     def publish(self, workflow: str, number: int, *payloads: Any) -> list[str]:
-        """Publish so many orders in one transaction. Return their names."""
-        orders, _ = self._publish("publish", workflow, number, payloads)
+        """Publish so many orders in one transaction, with these payloads in turn. Return their names."""
+        orders = [*islice(self._orders, number)]
+        given = zip(orders, cycle(payloads or [{}]), strict=False)
+        new = [{"topic": ORDERS, "message_id": order, "payload": payload} for order, payload in given]
+        with self._db.transaction() as tx:
+            publish(tx, workflow, new)
+        self.published[workflow] += number
         return orders
 
     def preload(self, workflow: str, number: int, *payloads: Any) -> list[str]:
@@ -207,13 +214,23 @@ class Fleet:
         self.wake(workflow)
 
     def pace(self, workflow: str, number: int, rate: float, *payloads: Any) -> dict[str, float]:
-        """Publish so many orders at a rate. Return their names with the instants before each publish."""
-        orders, sent = self._publish("pace", workflow, number, payloads, rate=rate)
-        return dict(zip(orders, sent, strict=True))
+        """Publish so many orders at a rate, whether or not earlier ones are done (an open loop).
+
+        Return their names with the instants before each publish, by the machine's monotonic clock.
+        """
+        pause, begun = threading.Event(), time.monotonic()
+        sent: dict[str, float] = {}
+        for n, payload in zip(range(number), cycle(payloads or [{}]), strict=False):
+            pause.wait(max(0.0, begun + n / rate - time.monotonic()))
+            now = time.monotonic()
+            (order,) = self.publish(workflow, 1, payload)
+            sent[order] = now
+            self.wake(workflow)
+        return sent
 
     def wake(self, workflow: str) -> None:
-        """Send the wake-up message of a workflow."""
-        self._command("wake", workflow=workflow)
+        """Send the wake-up message of a workflow, as a database client does after its commit."""
+        app.send_task("pipeline.schedule", args=(workflow,), expires=60, connection=self._broker)
 
     def wait_until_done(self, *, within: float = 600.0) -> None:
         """Wait until each published order is done."""
@@ -295,44 +312,11 @@ class Fleet:
         self._stack.callback(node.end)
         return node
 
-    def _start_publisher(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pipeline.bench.publisher"]
-        process = self._stack.enter_context(
-            subprocess.Popen(
-                command,
-                env=self._environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stack.enter_context((self.folder / "publisher.log").open("wb")),
-                text=True,
-                start_new_session=True,
-            )
-        )
-        self._stack.callback(process.send_signal, signal.SIGKILL)
-        return process
-
-    def _publish(
-        self, what: str, workflow: str, number: int, payloads: Sequence[Any], **more: Any
-    ) -> tuple[list[str], Any]:
-        orders = [f"{rows.ORDER}{next(self._last_order):08}" for _ in range(number)]
-        answer = self._command(what, workflow=workflow, orders=orders, payloads=payloads or [{}], **more)
-        self.published[workflow] += number
-        return orders, answer
-
-    def _command(self, what: str, **arguments: Any) -> Any:
-        assert self._publisher.stdin is not None
-        assert self._publisher.stdout is not None
-        self._publisher.stdin.write(json.dumps({"do": what, "with": arguments}) + "\n")
-        self._publisher.stdin.flush()
-        if not (answer := self._publisher.stdout.readline()):
-            raise BenchError(f"The publisher failed:\n{processes.tail(self.folder / 'publisher.log')}")
-        return json.loads(answer)
-
 
 @contextmanager
-def embedded(home: Path | None = None) -> Iterator[Installation]:
+def embedded() -> Iterator[Installation]:
     """Start servers of the benchmark's own, with an empty database. They are removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=home)).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="bench-")).resolve()
     folder.chmod(0o711)  # Postgres may run under another account
     ignored = ("_DATABASE_URL", "_BROKER_URL")
     clean = {name: value for name, value in os.environ.items() if not name.endswith(ignored)}

@@ -138,7 +138,7 @@ def drain_before(fleet: Fleet, runs: int, *, pending: int) -> dict[str, float]:
 def publish_at_once(fleet: Fleet, orders: int) -> dict[str, float]:
     """Publish so many orders in one transaction, to a workflow that is paused."""
     fleet.site.register()
-    fleet.preload("many", 1)  # the process of the publisher has imported what it needs
+    fleet.preload("many", 1)  # the connection is open, and what a publish needs is imported
     begun = time.monotonic()
     fleet.publish("many", orders)
     seconds = time.monotonic() - begun
