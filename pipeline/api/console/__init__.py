@@ -2,8 +2,19 @@
 
 from fastapi import APIRouter
 
-from pipeline.api.console import bulk, events, inbox, ledger, mutations, runs, workflows
+from pipeline.api.console import (
+    account,
+    audit,
+    bulk,
+    events,
+    inbox,
+    ledger,
+    mutations,
+    quarantine,
+    runs,
+    workflows,
+)
 
 router = APIRouter()
-for module in (inbox, mutations, bulk, workflows, runs, events, ledger):
+for module in (inbox, mutations, bulk, workflows, runs, events, ledger, quarantine, audit, account):
     router.include_router(module.router)

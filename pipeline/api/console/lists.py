@@ -13,6 +13,7 @@ from pipeline.admin.pages import Page
 from pipeline.api.access import Caller
 from pipeline.api.console.page import page, refusal
 from pipeline.api.rendering import Message
+from pipeline.api.security import local_path
 from pipeline.domain.errors import InvalidInputError, PipelineError
 
 PAGE_SIZE = 50
@@ -48,7 +49,7 @@ def list_page(
         status, message = refusal(error)
         messages = (message,)
     kept = {name: value for name, value in request.query_params.items() if value and name != "after"}
-    path = request.url.path.removeprefix(request.scope.get("root_path", "").rstrip("/"))
+    path = local_path(request.scope)
     return page(
         request,
         caller,

@@ -78,7 +78,6 @@ def page(
         "can_act": caller.role.covers(Role.OPERATOR),
         "is_admin": caller.role.covers(Role.ADMIN),
         "flower_url": getattr(found.settings, "flower_url", ""),
-        "can_log_out": caller.is_authenticated_by in ("link", "oidc", "token"),
     }
     if given["waiting"] is None:
         given["waiting"] = waiting_items(found, caller).count
@@ -100,7 +99,7 @@ def refusal(error: PipelineError) -> tuple[int, Message]:
     return status, Message(kind="error", text=f"{title}.", detail=str(error), lines=lines)
 
 
-def local_path(given: str, default: str) -> str:
+def own_path(given: str, default: str) -> str:
     """Return a path of this console that a form names; the default for everything that leads elsewhere."""
     is_local = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable()
     return given if is_local else default

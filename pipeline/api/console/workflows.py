@@ -12,7 +12,7 @@ from pipeline.admin.controls import ControlResult, WorkflowControls
 from pipeline.admin.workflows import WorkflowDetail
 from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import svg
-from pipeline.api.console.page import Fields, field, local_path, page, query_path, quoted, redirect, refusal
+from pipeline.api.console.page import Fields, field, own_path, page, query_path, quoted, redirect, refusal
 from pipeline.api.console.waiting import forget_waiting
 from pipeline.api.context import services
 from pipeline.api.rendering import Message, url
@@ -85,7 +85,7 @@ def switch(request: Request, name: str, act: str, form: Fields, caller: Operator
         status, message = refusal(error)
         return _page(request, caller, name, status=status, messages=(message,))
     forget_waiting(found)
-    return redirect(request, local_path(field(form, "back"), f"/w/{quoted(name)}"), done=act)
+    return redirect(request, own_path(field(form, "back"), f"/w/{quoted(name)}"), done=act)
 
 
 def _page(
