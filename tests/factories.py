@@ -129,6 +129,8 @@ def a_request(run: Any, **options: Any) -> Request:
         "effect_id": run.id,
         "timeout": TIMEOUT,
         "reconcilable": True,
+        "headline": "Mail to someone@example.org",
+        "message_ids": tuple(message_id for _, message_id in getattr(run, "inputs", None) or ()),
     }
     return Request(lease=held(run), **{**defaults, **options})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pipeline.domain.declared_results import DeclaredResult, result_options
+from pipeline.domain.declared_results import DeclaredResult, ResultForm, result_form, result_options
 from pipeline.domain.errors import EventError
 from pipeline.domain.mutation_state import state_token
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
@@ -249,6 +249,17 @@ def resolve_commands(
     options = f"--if-state {state} {_REASON_OPTION}"
     happened = f"pipeline resolve happened {mutation_id} {result_options(declared)} {options}"
     return (happened, *(f"pipeline resolve {kind} {mutation_id} {options}" for kind in kinds))
+
+
+def incident_commands(incident_id: str, declared: DeclaredResult | None, *, can_try_again: bool) -> tuple[str, ...]:
+    """Return the commands that list and resolve an incident. Each shows first what it would do.
+
+    ``happened`` is among them only if the operation has no result: one result is not that of many mutations.
+    """
+    kinds = [f"happened {result_options(declared)}"] if result_form(declared) is ResultForm.NO_RESULT else []
+    kinds += ["did_not_happen", "skip", *(["try_again"] if can_try_again else [])]
+    resolve = (f"pipeline resolve {kind} --incident {incident_id} {_REASON_OPTION}" for kind in kinds)
+    return (f"pipeline mutations --incident {incident_id}", *resolve)
 
 
 def approval_commands(mutation_id: UUID | str, state: str) -> tuple[str, ...]:

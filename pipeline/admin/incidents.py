@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from pipeline.admin import advice
+from pipeline.admin.operations import RegisteredOperation, operations_by_name
 from pipeline.admin.resolutions import MutationSummary, Resolutions
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.incidents import Question, QuestionGroup, grouped_questions
@@ -28,20 +30,25 @@ class Incident:
     workflows: tuple[str, ...]
     headlines: tuple[str, ...]  #: of its oldest mutations
     mutation_ids: tuple[UUID, ...]  #: oldest first
+    commands: tuple[str, ...]  #: that list it and resolve it
 
 
 def open_incidents(
     resolutions: Resolutions, *, workflow: str | None = None, limit: int = MAX_QUESTIONS
 ) -> list[Incident]:
     """List incidents among the oldest ``limit`` unknown outcomes that wait for an operator, oldest first."""
-    rows = _questions(resolutions, workflow, limit)
+    with resolutions.db.transaction() as tx:
+        rows = ledger.open_questions(tx, workflow=workflow, limit=limit)
+        operations = operations_by_name(tx, [(row.connector, row.operation) for row in rows])
     by_id: dict[UUID, OpenQuestionRow] = {row.id: row for row in rows}
-    return [_incident(group, by_id) for group in _groups(rows)]
+    by_name = {operation.name: operation for operation in operations.values()}
+    return [_incident(group, by_id, by_name.get(group.questions[0].operation)) for group in _groups(rows)]
 
 
 def incident_mutations(resolutions: Resolutions, incident_id: str) -> list[MutationSummary]:
     """Return the unresolved mutations of an incident."""
-    rows = _questions(resolutions, None, MAX_QUESTIONS)
+    with resolutions.db.transaction() as tx:
+        rows = ledger.open_questions(tx, limit=MAX_QUESTIONS)
     for group in _groups(rows):
         if group.is_named(incident_id):
             return resolutions.mutations_by_id([question.mutation_id for question in group.questions])
@@ -49,11 +56,6 @@ def incident_mutations(resolutions: Resolutions, incident_id: str) -> list[Mutat
         f"There is no open incident {incident_id!r}; it may have been resolved meanwhile. `pipeline attention` lists "
         "the open ones. Nothing was changed."
     )
-
-
-def _questions(resolutions: Resolutions, workflow: str | None, limit: int) -> Sequence[OpenQuestionRow]:
-    with resolutions.db.transaction() as tx:
-        return ledger.open_questions(tx, workflow=workflow, limit=limit)
 
 
 def _groups(rows: Sequence[OpenQuestionRow]) -> list[QuestionGroup]:
@@ -68,7 +70,9 @@ def _groups(rows: Sequence[OpenQuestionRow]) -> list[QuestionGroup]:
     )
 
 
-def _incident(group: QuestionGroup, by_id: dict[UUID, OpenQuestionRow]) -> Incident:
+def _incident(
+    group: QuestionGroup, by_id: dict[UUID, OpenQuestionRow], operation: RegisteredOperation | None
+) -> Incident:
     first, last = group.questions[0], group.questions[-1]
     rows = [by_id[question.mutation_id] for question in group.questions]
     return Incident(
@@ -81,4 +85,9 @@ def _incident(group: QuestionGroup, by_id: dict[UUID, OpenQuestionRow]) -> Incid
         workflows=tuple(sorted({row.workflow for row in rows})),
         headlines=tuple(row.headline for row in rows[:_SAMPLE] if row.headline),
         mutation_ids=tuple(row.id for row in rows),
+        commands=advice.incident_commands(
+            group.id,
+            operation.declared_result if operation else None,
+            can_try_again=operation is not None and operation.can_reconcile,
+        ),
     )

@@ -19,14 +19,10 @@ class RegisteredOperation(OperationSpec):
 
     registered_at: datetime  #: when its declaration changed last
 
-    @property
-    def name(self) -> str:
-        return f"{self.connector}.{self.operation}"
 
-    @property
-    def grade(self) -> Grade | None:
-        """How well its outcome can be known; None: it only reads."""
-        return Grade.of(keyed=self.keyed, can_reconcile=self.can_reconcile) if self.is_mutation else None
+def grade_of(spec: OperationSpec) -> Grade | None:
+    """Return how well the outcome of an operation can be known; None: it only reads."""
+    return Grade.of(keyed=spec.keyed, can_reconcile=spec.can_reconcile) if spec.is_mutation else None
 
 
 def registered_operations(db: Database) -> list[RegisteredOperation]:

@@ -1,5 +1,6 @@
 """Take a snapshot for the live view: workflows, their rates, and what waits for an operator."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -7,12 +8,14 @@ from typing import Any
 
 from pipeline.admin import attention, workflows
 from pipeline.admin.attention import AttentionItem
+from pipeline.admin.incidents import Incident, open_incidents
 from pipeline.admin.resolutions import Resolutions
 from pipeline.admin.workflows import WorkflowSummary
 from pipeline.store.database import interval
 from pipeline.store.reads import traces, work
 
 RATE_WINDOW = timedelta(minutes=1)
+MAX_ITEMS = 100  #: of each kind that waits for an operator
 _MAX_ROWS = 5_000
 
 
@@ -33,6 +36,8 @@ class Snapshot:
     workflows: tuple[WorkflowSummary, ...]
     throughput: dict[str, Throughput]  #: by workflow; an idle one is missing
     attention: tuple[AttentionItem, ...]
+    incidents: tuple[Incident, ...]
+    to_decide: dict[str, int]  #: items that wait for an operator, by workflow; at most 100 of each kind are counted
     late_sweeps: tuple[str, ...]  #: sweeps that have not run for three of their periods
 
 
@@ -52,11 +57,14 @@ def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -
         )
         for name in sorted({*ended, *came})
     }
+    waiting = attention.items(resolutions, limit=MAX_ITEMS, recent=100)
     return Snapshot(
         at=now,
         workflows=tuple(workflows.list_workflows(resolutions.db)),
         throughput=rates,
-        attention=tuple(attention.items(resolutions, limit=20, recent=100)),
+        attention=tuple(waiting),
+        incidents=tuple(open_incidents(resolutions)),
+        to_decide=dict(Counter(item.workflow for item in waiting if item.workflow)),
         late_sweeps=tuple(late),
     )
 

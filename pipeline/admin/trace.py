@@ -231,10 +231,11 @@ class _TraceBuilder:
         return f", {quantity(len(run.event_ids), 'input')} no longer kept"
 
     def _mutation(self, row: MutationRow) -> TraceNode:
+        headline = f"{row.headline}; " if row.headline else ""
         return TraceNode(
             kind="mutation",
             id=str(row.id),
-            description=f"{row.connector}.{row.operation}, key {row.idempotency_key}",
+            description=f"{headline}{row.connector}.{row.operation}, key {row.idempotency_key}",
             status=row.status + (", found late" if row.found_late_at else ""),
             at=row.created_at,
             is_match=(self.match.noun, self.match.id) == ("mutation", str(row.id)),

@@ -28,6 +28,7 @@ _PASS_SECONDS = 60  #: a receiver that never answers must not hold up the sweep
 class Notice:
     """Something that waits for an operator. It holds no payload, but its reason may quote an error."""
 
+    headline: str  #: what is asked about, redacted; of approvals the first
     kind: str  #: maintenance, blocked, indeterminate, late_effect, breaker, approval or quarantined
     workflow: str
     subject: str
@@ -47,12 +48,14 @@ class LogNotifier:
     def notify(self, notice: Notice) -> None:
         fields = {
             "notice": notice.kind,
+            "headline": notice.headline,
             "workflow": notice.workflow,
             "subject": notice.subject,
             "since": notice.since,
         }
         message = (
-            "notice.%(notice)s: workflow %(workflow)s: %(subject)s (since %(since)s); `pipeline attention` says why"
+            "notice.%(notice)s: %(headline)s: workflow %(workflow)s: %(subject)s (since %(since)s); "
+            "`pipeline attention` says why"
         )
         log.warning(message, fields, extra=fields)
 
@@ -85,7 +88,12 @@ def deliver_notices(db: Database, notifier: Notifier) -> SweepReport:
         page = housekeeping.next_notices(tx)
     for row in page.rows:
         notice = Notice(
-            kind=row.kind, workflow=row.workflow, subject=row.subject, reason=row.reason, since=row.since.isoformat()
+            headline=row.headline,
+            kind=row.kind,
+            workflow=row.workflow,
+            subject=row.subject,
+            reason=row.reason,
+            since=row.since.isoformat(),
         )
         report.add("delivered" if _deliver(db, notifier, notice) else "undelivered")
         if time.monotonic() > ends_at:

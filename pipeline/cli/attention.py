@@ -1,5 +1,7 @@
 """Commands ``pipeline attention`` and ``trace``: list what waits for an operator, show causes and effects."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -11,9 +13,10 @@ from pipeline.admin import attention as client
 from pipeline.admin import lookup
 from pipeline.admin import trace as admin_trace
 from pipeline.admin.attention import AttentionItem
+from pipeline.admin.incidents import Incident, open_incidents
 from pipeline.admin.resolutions import Resolutions
 from pipeline.admin.trace import Trace, TraceNode
-from pipeline.cli import common
+from pipeline.cli import common, tables
 from pipeline.config import EXIT_ATTENTION
 from pipeline.store.database import Database
 
@@ -28,12 +31,12 @@ def attention(
     check: Annotated[bool, typer.Option("--check", help=f"Exit with {EXIT_ATTENTION} when something waits.")] = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """List everything that waits for an operator, oldest first, each with the commands to type."""
+    """List everything that waits for an operator, alike questions as one, each with the commands to type."""
     database: Database = context.obj
     if workflow is not None:
         with database.transaction() as tx:
             lookup.require_workflow(tx, workflow)
-    resolutions = Resolutions(database, common.registry_or_none())
+    resolutions = Resolutions(database)
     found, more = _limit_per_kind(client.items(resolutions, workflow=workflow, limit=limit + 1, recent=recent), limit)
     items = [*found, *_dead_letters()]
     if as_json:
@@ -41,7 +44,7 @@ def attention(
     elif not items:
         common.print_lines("Nothing waits for an operator.")
     else:
-        _print_items(items, more, database)
+        _print_items(items, open_incidents(resolutions, workflow=workflow), more, database)
     if check and items:
         raise typer.Exit(EXIT_ATTENTION)
 
@@ -92,19 +95,47 @@ def _limit_per_kind(items: list[AttentionItem], limit: int) -> tuple[list[Attent
     return [item for item in items if id(item) in first], [kind for kind, of in kept.items() if len(of) > limit]
 
 
-def _print_items(items: list[AttentionItem], more: list[str], database: Database) -> None:
+def _print_items(items: list[AttentionItem], incidents: list[Incident], more: list[str], database: Database) -> None:
+    """Print incidents first, then the items that belong to none. Only a terminal gets colour."""
     with database.transaction() as tx:
         now = tx.clock()
+    out = Console(highlight=False, width=_UNLIMITED_WIDTH, soft_wrap=True)
     waiting = "1 item waits" if len(items) == 1 else f"{len(items)} items wait"
     also = f"; there are more of: {', '.join(more)}" if more else ""
     common.print_lines(f"{waiting} for an operator, oldest first{also}.")
+    for incident in incidents:
+        _print_incident(out, incident, now)
     for item in items:
-        # the instant of quarantine is not stored: the age is the event's
-        counted = "oldest" if item.kind == "quarantined" else "for"
-        since = f"  {counted} {common.age(item.since, now)}" if item.since else ""
-        of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""
-        common.print_lines(f"\n{item.kind}  {item.subject}{of}{since}")
-        common.print_lines(f"  {common.printable(item.reason)}", *(f"    {command}" for command in item.commands))
+        if item.incident is None:
+            _print_item(out, item, now)
+
+
+def _print_incident(out: Console, incident: Incident, now: datetime) -> None:
+    span = f"{incident.first_at:%H:%M} to {incident.last_at:%H:%M}"
+    error = f"  {incident.error_class}" if incident.error_class else ""
+    line = Text("\n").append(f"{incident.count} of {incident.operation}", style=tables.KIND_STYLES["indeterminate"])
+    out.print(line.append(common.printable(f"  {span}{error}  for {common.age(incident.first_at, now)}")))
+    rest = incident.count - len(incident.headlines)
+    sample = "; ".join(incident.headlines) + (f"; and {rest} more" if rest > 0 else "")
+    _print_details(out, sample, f"incident {incident.id} of {', '.join(incident.workflows)}", incident.commands)
+
+
+def _print_item(out: Console, item: AttentionItem, now: datetime) -> None:
+    """Print what is asked about first, and ids last."""
+    # the instant of quarantine is not stored: the age is the event's
+    counted = "oldest" if item.kind == "quarantined" else "for"
+    since = f"  {counted} {common.age(item.since, now)}" if item.since else ""
+    of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""
+    line = Text("\n").append(item.kind, style=tables.KIND_STYLES.get(item.kind, ""))
+    out.print(line.append("  ").append(common.printable(item.headline), style="bold").append(since))
+    _print_details(out, item.reason, f"{item.subject}{of}", item.commands)
+
+
+def _print_details(out: Console, reason: str, subject: str, commands: Sequence[str]) -> None:
+    out.print(Text(f"  {common.printable(reason)}"))
+    out.print(Text(f"  {common.printable(subject)}", style="dim"))
+    for command in commands:
+        out.print(Text(f"    {common.printable(command)}", style="cyan"))
 
 
 def _print_trace(found: Trace) -> None:

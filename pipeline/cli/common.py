@@ -14,7 +14,7 @@ import typer
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.config import Settings
-from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
@@ -35,15 +35,6 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def load_registry() -> Registry:
     """Load the workflows of PIPELINE_WORKFLOWS, as a worker does."""
     return Registry.load(Settings.load(os.environ).workflows)
-
-
-def registry_or_none() -> Registry | None:
-    """Load the registry for a read; None, and parameters are hidden, where the workflows' code is missing."""
-    try:
-        return load_registry()
-    except PipelineError as error:
-        typer.echo(f"{error} Requests are shown without their parameters.", err=True)
-        return None
 
 
 def complete_workflow(incomplete: str) -> list[str]:

@@ -1,27 +1,29 @@
 """Commands ``pipeline connectors``, ``plan``, ``breakers`` and ``breaker``: operations, and what would be sent."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.admin import lookup
+from pipeline.admin.operations import RegisteredOperation, grade_of, registered_operations
 from pipeline.admin.plan import PlannedRun, Planner, request_counts
 from pipeline.background.scheduler import dispatch_messages
 from pipeline.cli import common, tables
 from pipeline.config import Settings
-from pipeline.connectors.sdk import Grade, Operation
+from pipeline.connectors.sdk import Grade
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError, quantity
+from pipeline.domain.operations import OperationSpec
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
 from pipeline.store.rows import DispatchableRunRow, OpenBreakerRow
 from pipeline.transitions import breakers as verbs
-from pipeline.workflows.registry import Registry
+from pipeline.workflows.registry import Registry, operation_specs
 
 _RUNS_PER_MESSAGE = 100  #: runs dispatched by one message
 _GRADES: dict[object, str] = {
@@ -40,21 +42,22 @@ class BreakerAction(StrEnum):
 
 
 def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json: common.AsJson = False) -> None:
-    """List operations with the grade of each; without the workflows' code, those of the ledger."""
-    known = _registry_or_empty()
-    rows: list[tuple[object, ...]] = [
-        (connector.name, name, _grade(operation), operation.timeout, operation.settle if operation.is_mutation else "")
-        for connector in known.connectors.values()
-        for name, operation in sorted(type(connector).operations().items())
-    ]
-    others = [name for name in _operations_in_ledger(context.obj, known, recent) if known.operation(*name) is None]
-    _warn_unknown_operations(others, known)
+    """List the operations that workers have registered, with the grade of each."""
+    declared = {(spec.connector, spec.operation): spec for spec in operation_specs(_registry_or_empty())}
+    registered, used = _stored_operations(context.obj, recent, is_optional=bool(declared))
+    known: dict[tuple[str, str], OperationSpec] = {**declared, **registered}
+    others = sorted(set(used) - known.keys())
+    _warn_unregistered(known, registered, others)
     columns = ("connector", "operation", "grade", "timeout", "settle")
+    rows: list[tuple[object, ...]] = [
+        (*name, grade_of(spec) or "read", spec.timeout, spec.settle if spec.is_mutation else "")
+        for name, spec in sorted(known.items())
+    ]
     if as_json:
         rows += [(*name, None, None, None) for name in others]
         common.print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
-    rows += [(*name, "not known here", "", "") for name in others]
+    rows += [(*name, "not registered", "", "") for name in others]
     tables.print_table(quantity(len(rows), "operation"), columns, rows)
     seen = {row[2] for row in rows}
     common.print_lines(*(f"{grade}: {meaning}" for grade, meaning in _GRADES.items() if grade in seen))
@@ -141,7 +144,7 @@ def breaker(
     as_json: common.AsJson = False,
 ) -> None:
     """Open the circuit breaker of an operation, or close it."""
-    connector, name = _parse_operation(operation)
+    connector, name = _parse_operation(context.obj, operation)
     wake_ups, who, changed = common.WakeUps(), common.actor(by, reason), True
     waiting: Sequence[DispatchableRunRow] = ()
     with context.obj.transaction() as tx:
@@ -160,19 +163,16 @@ def breaker(
     common.print_lines(f"{operation}: {action}" if changed else f"{operation} was not open", sent, wake_ups.text())
 
 
-def _parse_operation(operation: str) -> tuple[str, str]:
-    """Split connector and operation; refuse an operation that the loaded code does not have."""
+def _parse_operation(database: Database, operation: str) -> tuple[str, str]:
+    """Split connector and operation; refuse one that neither a worker has registered nor the loaded code has."""
     connector, _, name = operation.partition(".")
     if not connector or not name:
         raise InvalidInputError(f"{operation!r} names no operation; expected connector.operation, such as mail.send.")
-    known = common.load_registry()
-    if known.connectors and known.operation(connector, name) is None:
-        operations = [f"{each.name}.{op}" for each in known.connectors.values() for op in type(each).operations()]
-        raise InvalidInputError(f"The operation {operation!r} is unknown; known are: {', '.join(sorted(operations))}.")
-    if not known.connectors:
-        typer.echo(
-            f"Without PIPELINE_WORKFLOWS it is unknown whether {operation} exists: check its spelling.", err=True
-        )
+    known = {spec.name for spec in (*registered_operations(database), *operation_specs(_registry_or_empty()))}
+    if known and operation not in known:
+        raise InvalidInputError(f"The operation {operation!r} is unknown; known are: {', '.join(sorted(known))}.")
+    if not known:
+        typer.echo(f"No worker has registered an operation: check the spelling of {operation}.", err=True)
     return connector, name
 
 
@@ -185,39 +185,40 @@ def _registry_or_empty() -> Registry:
         return Registry()
 
 
-def _operations_in_ledger(database: Database, known: Registry, recent: int) -> list[tuple[str, str]]:
-    """List the operations of ledger and breakers. With the code here, a missing database is only a warning."""
+def _stored_operations(
+    database: Database, recent: int, *, is_optional: bool
+) -> tuple[dict[tuple[str, str], RegisteredOperation], list[tuple[str, str]]]:
+    """Return registered operations, and the names in ledger and breakers. Optional: without a database it warns."""
     try:
+        registered = registered_operations(database)
         with database.transaction() as tx:
-            found, is_partial = ledger.operation_names(tx, recent=recent), listings.has_older(tx, "mutations", recent)
+            used, is_partial = ledger.operation_names(tx, recent=recent), listings.has_older(tx, "mutations", recent)
     except (DBAPIError, SchemaVersionError) as error:
-        if not known.connectors:
+        if not is_optional:
             raise
         message = str(error.orig if isinstance(error, DBAPIError) else error).strip()
         typer.echo(f"The ledger cannot be read; only operations of the loaded code are listed. {message}", err=True)
-        return []
+        return {}, []
     if is_partial:
         rows = quantity(recent, "row")
         typer.echo(f"Only the newest {rows} of the ledger were searched; --recent searches more.", err=True)
-    return found
+    return {(each.connector, each.operation): each for each in registered}, used
 
 
-def _warn_unknown_operations(others: Sequence[tuple[str, str]], known: Registry) -> None:
-    """Warn of missing code: the list may be incomplete for an operator who opens all breakers."""
-    is_here = bool(known.connectors or known.workflows)
-    if not is_here and not others:
-        raise InvalidInputError(
-            "No workflow's code is here, and the ledger has no operation. Run this where PIPELINE_WORKFLOWS is set."
-        )
-    if not is_here:
-        typer.echo(
-            "No workflow's code is here (PIPELINE_WORKFLOWS): these are the operations of the ledger and of breakers. "
-            "Operations that were never used are missing.",
-            err=True,
-        )
-    elif others:
+def _warn_unregistered(
+    known: Mapping[tuple[str, str], OperationSpec],
+    registered: Mapping[tuple[str, str], OperationSpec],
+    others: Sequence[tuple[str, str]],
+) -> None:
+    """Warn of operations that no worker has registered: an operator may want to open all breakers."""
+    if not known and not others:
+        raise InvalidInputError("No worker has registered an operation, and no workflow's code is here.")
+    missing = [spec.name for name, spec in sorted(known.items()) if name not in registered]
+    if registered and missing:
+        typer.echo(f"No worker has registered {', '.join(missing)} yet; the code here has it.", err=True)
+    if others:
         names = ", ".join(".".join(name) for name in others)
-        typer.echo(f"The code here does not have {names}; the ledger or a breaker does.", err=True)
+        typer.echo(f"No worker has registered {names}; the ledger or a breaker has it.", err=True)
 
 
 def _raise_code_missing(database: Database, workflow: str) -> None:
@@ -241,7 +242,3 @@ def _note(item: PlannedRun) -> str:
     waits = "its run exists and has not sent it yet" if item.is_waiting else ""
     asks = "needs approval" if item.needs_approval else ""
     return "; ".join(part for part in (item.problem or asks, waits) if part)
-
-
-def _grade(operation: Operation[Any]) -> str:
-    return operation.grade if operation.is_mutation else "read"

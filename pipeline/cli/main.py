@@ -48,7 +48,7 @@ COMMANDS = {
     "attention": Command(
         LOOK,
         "attention:attention",
-        "List everything that waits for an operator, oldest first, each with the commands to type.",
+        "List everything that waits for an operator, alike questions as one, each with the commands to type.",
     ),
     "top": Command(
         LOOK, "top:top", "Show workflows, backlog, rates and what waits for an operator, live. q or Ctrl-C ends it."
@@ -77,7 +77,7 @@ COMMANDS = {
     "connectors": Command(
         LOOK,
         "connectors:connectors",
-        "List operations with the grade of each; without the workflows' code, those of the ledger.",
+        "List the operations that workers have registered, with the grade of each.",
     ),
     "breakers": Command(
         LOOK, "connectors:breakers", "List operations whose circuit breaker is open: they start no new mutation."

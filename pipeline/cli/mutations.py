@@ -12,6 +12,7 @@ from pipeline.admin import lookup, provider_export
 from pipeline.admin import mutations as client
 from pipeline.admin.advice import send_condition
 from pipeline.admin.given_results import GivenResult
+from pipeline.admin.incidents import incident_mutations
 from pipeline.admin.mutations import MutationDetail
 from pipeline.admin.provider_export import ImportPreview, RowResults
 from pipeline.admin.resolutions import (
@@ -32,12 +33,15 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 
 OperationOption = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
+IncidentOption = Annotated[
+    str | None, typer.Option("--incident", help="Only of this incident, as `pipeline attention` names it.")
+]
 IfState = Annotated[
     str | None, typer.Option("--if-state", help="Only if the mutation is still in this state, as --json shows it.")
 ]
 NoResult = Annotated[bool, typer.Option("--no-result", help="With happened: it has no result; `next` gets none.")]
 Unchecked = Annotated[
-    bool, typer.Option("--unchecked", help="Record the result although it does not fit, or its code is not here.")
+    bool, typer.Option("--unchecked", help="Record the result although it does not fit, or cannot be checked.")
 ]
 Refused = Annotated[
     bool,
@@ -65,13 +69,14 @@ def mutations(  # noqa: PLR0913 - options of a command
     *,
     workflow: common.WorkflowOption = None,
     status: Annotated[MutationStatus, typer.Option(help="Only of this status.")] = MutationStatus.INDETERMINATE,
+    incident: IncidentOption = None,
     result: Annotated[bool, typer.Option("--result", help="Show the result; it may hold personal data.")] = False,
     limit: common.Limit = 100,
     recent: common.Recent = 10_000,
     as_json: common.AsJson = False,
 ) -> None:
     """List mutations that wait for an operator, or of another status. With an id: its timeline and what to do."""
-    resolutions = Resolutions(context.obj, common.registry_or_none())
+    resolutions = Resolutions(context.obj)
     wanted = common.single_argument(mutation)
     if wanted is not None:
         detail = client.detail(resolutions, wanted, with_result=result)
@@ -80,12 +85,13 @@ def mutations(  # noqa: PLR0913 - options of a command
     _check_workflow(resolutions, workflow)
     only = MutationFilter(workflow=workflow, statuses=(status,))
     is_resolved = status in _RESOLVED
-    found, is_more = tables.first_rows(
-        resolutions.resolved_mutations(only, limit=limit + 1, recent=recent)
-        if is_resolved
-        else resolutions.unresolved_mutations(only, limit=limit + 1),
-        limit,
-    )
+    if incident is not None:
+        listed = incident_mutations(resolutions, incident)
+    elif is_resolved:
+        listed = resolutions.resolved_mutations(only, limit=limit + 1, recent=recent)
+    else:
+        listed = resolutions.unresolved_mutations(only, limit=limit + 1)
+    found, is_more = tables.first_rows(listed, limit)
     if as_json:
         common.print_json(found)
         return
@@ -113,6 +119,7 @@ def resolve(  # noqa: PLR0913 - options of a command
     if_state: IfState = None,
     workflow: common.WorkflowOption = None,
     operation: OperationOption = None,
+    incident: IncidentOption = None,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
@@ -121,7 +128,7 @@ def resolve(  # noqa: PLR0913 - options of a command
     happened needs its result: --result, --external-id or --no-result. did_not_happen shows the request and asks first.
     """
     wake_ups, who = common.WakeUps(), common.actor(by, reason)
-    resolutions = _resolutions(context, wake_ups)
+    resolutions = _resolutions(context, wake_ups, is_fetching=external_id is not None)
     given = _given_result(result, external_id, is_none=no_result, is_unchecked=unchecked)
     if mutation is not None:
         mutation_id = _find_id(resolutions, mutation)
@@ -135,16 +142,20 @@ def resolve(  # noqa: PLR0913 - options of a command
         resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
         _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)
         return
-    if workflow is None and operation is None:
-        raise InvalidInputError("No mutation was selected; expected an id, --workflow or --operation.")
+    if workflow is None and operation is None and incident is None:
+        raise InvalidInputError("No mutation was selected; expected an id, --incident, --workflow or --operation.")
     if external_id is not None or if_state is not None or refused:
         raise InvalidInputError(
             "--external-id, --refused and --if-state are about one mutation; expected its id with them."
         )
     _check_workflow(resolutions, workflow)
-    found, is_more = tables.first_rows(
-        resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
-    )
+    if incident is not None:
+        if workflow is not None or operation is not None:
+            raise InvalidInputError("--incident selects mutations by itself; expected it alone.")
+        selected, who = incident_mutations(resolutions, incident), replace(who, evidence={"incident": incident})
+    else:
+        selected = resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1)
+    found, is_more = tables.first_rows(selected, _MAX_AT_ONCE)
     _resolve_many(resolutions, resolutions_for(found, resolution, given), who, (yes, as_json, is_more))
     common.print_lines("" if as_json else wake_ups.text())
 
@@ -181,7 +192,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
         column=result_column, external_id_column=external_id, is_none=no_result, is_unchecked=unchecked
     )
     wake_ups = common.WakeUps()
-    resolutions = _resolutions(context, wake_ups)
+    resolutions = _resolutions(context, wake_ups, is_fetching=external_id is not None)
     _check_workflow(resolutions, workflow)
     asked, is_more = tables.first_rows(
         resolutions.match_candidates(match_by, _filter(workflow, operation), limit=_MAX_AT_ONCE + 1, recent=recent),
@@ -261,8 +272,10 @@ def acknowledge(
     )
 
 
-def _resolutions(context: typer.Context, wake_ups: common.WakeUps) -> Resolutions:
-    return Resolutions(context.obj, common.load_registry(), wake_ups.wake_workflow, wake_ups.dispatch_run)
+def _resolutions(context: typer.Context, wake_ups: common.WakeUps, *, is_fetching: bool = False) -> Resolutions:
+    """Return the resolutions; with the workflows' code, if a result is fetched by it."""
+    code = common.load_registry() if is_fetching else None
+    return Resolutions(context.obj, code, wake_ups.wake_workflow, wake_ups.dispatch_run)
 
 
 def _find_id(resolutions: Resolutions, text: str) -> UUID:

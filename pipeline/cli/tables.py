@@ -16,8 +16,8 @@ from pipeline.cli.common import printable
 _GAP = "  "
 _MIN_NOTE_WIDTH = 40
 _UNLIMITED_WIDTH = 1_000_000
-#: Style by the first word of a cell, in ``_STYLED_COLUMNS`` only.
-_STYLES = {
+#: Style by the first word of a cell, in ``_STYLED_COLUMNS`` only, and of what waits for an operator.
+KIND_STYLES = {
     "error": "red",
     "failed": "red",
     "broken": "bold red",
@@ -33,6 +33,9 @@ _STYLES = {
     "active": "green",
     "committed": "dim",
     "applied": "green",
+    "approval": "yellow",
+    "blocked": "red",
+    "breaker": "yellow",
     "consumed": "dim",
 }
 _STYLED_COLUMNS = frozenset({"status", "kind", "severity"})
@@ -113,6 +116,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], *, columns: Sequence[str]
         last = number == len(cells) - 1
         padded = cell if last or number >= len(widths) else cell.ljust(widths[number]) + _GAP
         named = number < len(columns) and columns[number] in _STYLED_COLUMNS
-        line.append(padded, style=_STYLES.get(cell.partition(":")[0].partition(",")[0], "") if named else "")
+        line.append(padded, style=KIND_STYLES.get(cell.partition(":")[0].partition(",")[0], "") if named else "")
     line.rstrip()
     return line

@@ -38,7 +38,7 @@ def top(
     as_json: common.AsJson = False,
 ) -> None:
     """Show workflows, backlog, rates and what waits for an operator, live. q or Ctrl-C ends it."""
-    resolutions = Resolutions(context.obj, common.registry_or_none())
+    resolutions = Resolutions(context.obj)
     sweeps = periods(Settings.load(os.environ).tick)
     if as_json:
         common.print_json(throughput.snapshot(resolutions, sweeps))
@@ -53,7 +53,7 @@ def render(snapshot: Snapshot, width: int) -> Group:
     """Render one frame; a narrow terminal gets fewer columns."""
     rates = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     is_narrow = width < _NARROW
-    columns = ["workflow", "status", "runs", "waiting", "oldest", "in/s", "done/s"]
+    columns = ["workflow", "status", "to decide", "runs", "waiting", "oldest", "in/s", "done/s"]
     columns += [] if is_narrow else ["stopped/s", "quarantined", "reason"]
     for column in columns:
         rates.add_column(column, no_wrap=column != "reason", justify="left")
@@ -70,6 +70,7 @@ def _cells(frame: Snapshot, workflow: WorkflowSummary) -> list[Text]:
     return [
         Text(workflow.name),
         Text(status, style="yellow" if workflow.is_in_maintenance else _STYLES.get(workflow.status, "")),
+        Text(_count_text(frame.to_decide.get(workflow.name, 0)), style="bold red"),
         Text(f"{workflow.active_runs}/{workflow.concurrency}"),
         Text(capped_count(workflow.waiting)),
         Text(common.age(workflow.oldest_at, frame.at)),
@@ -77,6 +78,11 @@ def _cells(frame: Snapshot, workflow: WorkflowSummary) -> list[Text]:
         Text(str(workflow.quarantined or "")),
         Text(common.printable(workflow.reason)),
     ]
+
+
+def _count_text(count: int) -> str:
+    """Format how many items of a workflow wait for an operator: nothing, or up to so many of each kind."""
+    return f"{count}+" if count >= throughput.MAX_ITEMS else str(count or "")
 
 
 def _title(frame: Snapshot) -> Text:
@@ -92,17 +98,20 @@ def _attention(frame: Snapshot) -> list[Text]:
     count = len(frame.attention)
     wait = "item waits" if count == 1 else "items wait"
     lines = [Text(f"{count} {wait} for an operator; `pipeline attention` lists the commands", style="bold")]
-    for item in frame.attention[:_MOST_ITEMS]:
-        since = common.age(item.since, frame.at)
-        lines.append(
-            Text(
-                f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {common.printable(item.reason)}",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        )
-    if count > _MOST_ITEMS:
-        lines.append(Text(f"  … and {count - _MOST_ITEMS} more", style="dim"))
+    groups = [
+        f"  {common.age(each.first_at, frame.at).rjust(4)}  {each.count} of {each.operation}  {each.error_class}  "
+        f"{'; '.join(each.headlines)}"
+        for each in frame.incidents
+    ]
+    singles = [
+        f"  {common.age(item.since, frame.at).rjust(4)}  {item.kind}  {item.headline}  {item.workflow}  {item.reason}"
+        for item in frame.attention
+        if item.incident is None
+    ]
+    shown = [*groups, *singles]
+    lines += [Text(common.printable(line), no_wrap=True, overflow="ellipsis") for line in shown[:_MOST_ITEMS]]
+    if len(shown) > _MOST_ITEMS:
+        lines.append(Text(f"  … and {len(shown) - _MOST_ITEMS} more", style="dim"))
     return lines
 
 

@@ -41,6 +41,10 @@ class OperationSpec:
     four_eyes_above: Decimal | None = None  #: above this value two people must decide
 
     @property
+    def name(self) -> str:
+        return f"{self.connector}.{self.operation}"
+
+    @property
     def redaction(self) -> Redaction:
         """Return which fields of this operation are hidden."""
         return Redaction(hidden=frozenset(self.redact), shown=frozenset(self.shown))
@@ -55,16 +59,6 @@ class OperationSpec:
         return look_up_link(self.look_up, key, params)
 
 
-class _ShownValues(dict[str, str]):
-    """The parameters as text for a template. Each is redacted when it is used."""
-
-    def __init__(self, params: Mapping[str, Any], redaction: Redaction) -> None:
-        self._params, self._redaction = params, redaction
-
-    def __missing__(self, name: str) -> str:
-        return display_text(self._redaction.field(name, self._params.get(name, "")))
-
-
 def headline(
     template: str,
     params: Mapping[str, Any],
@@ -76,7 +70,8 @@ def headline(
     """Describe in one line what a request does: by the template, else by the title, else by its message ids."""
     text = ""
     with contextlib.suppress(ValueError, LookupError, AttributeError):  # a bad template must not stop a request
-        text = template.format_map(_ShownValues(params, redaction))
+        names = template_fields(template)
+        text = template.format_map({name: display_text(redaction.field(name, params.get(name, ""))) for name in names})
     if not text.strip() and isinstance(title, str):
         text = redaction.text(title, params)
     return text if text.strip() else listed_ids(message_ids, len(message_ids))

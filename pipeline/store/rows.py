@@ -704,6 +704,7 @@ class NoticeRow(Protocol):
     kind: str
     subject: str
     workflow: str
+    headline: str
     reason: str
     since: datetime
 

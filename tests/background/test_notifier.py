@@ -102,19 +102,26 @@ def test_a_notice_that_could_not_be_delivered_is_sent_again(db: Database, receiv
 
 
 def test_without_a_receiver_notices_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    notice = Notice(kind="blocked", workflow="billing", subject="block 1", reason="auth", since="now")
+    notice = Notice(
+        headline="billing waits", kind="blocked", workflow="billing", subject="block 1", reason="auth", since="now"
+    )
     LogNotifier().notify(notice)
-    assert "notice.blocked: workflow billing: block 1 (since now); `pipeline attention` says why" in caplog.text
+    assert (
+        "notice.blocked: billing waits: workflow billing: block 1 (since now); `pipeline attention` says why"
+        in caplog.text
+    )
 
 
 def test_notices_in_the_log_have_ids_as_fields_and_no_error_texts(caplog: pytest.LogCaptureFixture) -> None:
     reason = "mail.send: TimeoutError: SECRET"
-    LogNotifier().notify(Notice(kind="late_effect", workflow="w", subject="mutation 7", reason=reason, since="now"))
+    notice = Notice(headline="Mail", kind="late_effect", workflow="w", subject="mutation 7", reason=reason, since="now")
+    LogNotifier().notify(notice)
     (record,) = caplog.records
     line = JsonFormatter().format(record)
     told = json.loads(line)
-    assert {name: told[name] for name in ("notice", "workflow", "subject", "since")} == {
+    assert {name: told[name] for name in ("notice", "headline", "workflow", "subject", "since")} == {
         "notice": "late_effect",
+        "headline": "Mail",
         "workflow": "w",
         "subject": "mutation 7",
         "since": "now",

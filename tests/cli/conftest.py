@@ -11,6 +11,9 @@ import pytest
 from pipeline.cli.main import main
 from pipeline.embedded import servers
 from pipeline.store.database import Database
+from pipeline.transitions.operations import register_operations
+from pipeline.workflows.registry import Registry, operation_specs
+from tests.support.unanswered_mail_workflow import mail
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?")
@@ -59,6 +62,8 @@ def pipeline(
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "tests.support.unanswered_mail_workflow")
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setenv("LOGNAME", "ada")
+    with db.transaction() as tx:
+        register_operations(tx, operation_specs(Registry(connectors={"mail": mail})), ())
 
     def run(*arguments: str, columns: int = 200) -> Answer:
         monkeypatch.setenv("COLUMNS", str(columns))

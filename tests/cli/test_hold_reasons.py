@@ -115,7 +115,7 @@ def test_an_approved_request_names_the_open_breaker_it_waits_for(
     care.publish(care.asked)
     opened(pipeline)
     (mutation,) = care.run.ledger()
-    output = pipeline("approve", str(mutation.id), "-m", "fine", "--unseen")
+    output = pipeline("approve", str(mutation.id), "-m", "fine")
     assert "as soon as the breaker of mail.send is closed (outage)" in output.out
     care.run.run()
     for command in ("mutations", "runs"):
@@ -194,7 +194,7 @@ def test_a_run_of_a_held_workflow_names_the_reason_and_the_command(db: Database,
 def test_an_approved_request_of_a_paused_workflow_names_the_pause(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     row = scenarios.a_pending_approval(db)
-    pipeline("approve", str(row.id), "--unseen")
+    pipeline("approve", str(row.id))
     pipeline("pause", "billing", "-m", "stock-taking")
     output = pipeline("mutations", str(row.id), "--json").json["advice"]
     assert "paused by ada: stock-taking" in output["text"]

@@ -97,15 +97,15 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_name(db: Database, pi
     assert "Did you mean 'orders.paid'?" in pipeline("events", "--workflow", "billing", "--topic", "order.paid").err
 
 
-def test_without_the_workflows_code_parameters_are_hidden(
+def test_code_that_cannot_be_imported_hides_nothing(
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
     row = scenarios.an_indeterminate_mutation(db)
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "not.there")
     found = pipeline("mutations", str(row.id))
-    assert (found.code, "Requests are shown without their parameters." in found.err) == (0, True)
-    assert "someone@example.org" not in found.out
+    assert (found.code, found.err) == (0, "")
+    assert "someone@example.org" in found.out
     assert str(row.id) in pipeline("attention").out
 
 

@@ -185,7 +185,7 @@ def test_workers_are_notified_at_once_and_an_unreachable_broker_is_reported(
     row = scenarios.a_pending_approval(db)
     with own_broker(tmp_path / "broker") as broker_url, redis.Redis.from_url(broker_url) as client:
         output = typed(database_url, broker_url, "resume", "billing")
-        approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine", "--unseen")
+        approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine")
         rung = [client.llen(queue) for queue in ("pipeline.schedule", "pipeline.mutate")]
     assert ("Workers were notified." in output.stdout, "Workers were notified." in approved.stdout) == (True, True), (
         output.stderr

@@ -20,21 +20,20 @@ def test_an_outside_systems_error_cannot_fake_a_line_of_the_list(db: Database, p
     assert "\n    rm" not in shown
 
 
-def test_an_operation_without_a_title_is_named_once(
-    db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_headline_is_shown_before_the_reason_and_ids_come_last(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    scenarios.a_pending_approval(db)
-    assert "  mail.send: Mail to someone@example.org: waits for approval\n" in pipeline("attention").out
-    monkeypatch.setenv("PIPELINE_WORKFLOWS", "")
-    assert "  mail.send: waits for approval\n" in pipeline("attention").out
+    row = scenarios.a_pending_approval(db)
+    _, _, first, reason, subject, *commands = pipeline("attention").out.splitlines()
+    assert first.startswith("approval  Mail to someone@example.org  for ")
+    assert (reason, subject) == ("  mail.send: waits for approval", f"  mutation {row.id} of billing")
+    assert commands[0] == f"    pipeline mutations {row.id}"
 
 
 def test_the_age_of_quarantined_events_is_that_of_the_oldest(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     scenarios.a_quarantined_event(db)
     (line,) = [line for line in pipeline("attention").out.splitlines() if line.startswith("quarantined")]
-    assert "handler send of billing  oldest " in line
+    assert "1 event of send quarantined  oldest " in line
     assert "  for " not in line
 
 

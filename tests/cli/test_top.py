@@ -25,8 +25,8 @@ for command in (["runs"], ["trace", "order-1"], ["mutations", "--status", "appli
 print("the end")
 """
 AT_80 = """\
-workflow  status  runs  waiting  oldest  in/s  done/s
-billing   paused  0/1   0        AA      R.R   R.R
+workflow  status  to decide  runs  waiting  oldest  in/s  done/s
+billing   paused  1          0/1   0        AA      R.R   R.R
 
 1 item waits for an operator; `pipeline attention` lists the commands"""
 

@@ -80,7 +80,7 @@ def test_the_whole_tree_is_shown_from_every_starting_point(db: Database, pipelin
     drawn = pipeline("trace", "order-1", columns=80).out
     assert drawn.splitlines()[0].endswith("[send: consumed]  <- this")
     assert f"└── run {first.id}  send  [committed]" in drawn
-    assert f"mutation {first.mutation_id}  mail.send, key {key}  [applied]" in drawn
+    assert f"mutation {first.mutation_id}  Mail to someone@example.org; mail.send, key {key}  [applied]" in drawn
 
 
 def marks(node: dict[str, Any]) -> int:
