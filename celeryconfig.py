@@ -92,7 +92,7 @@ task_annotations[_PRODUCE] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep has its own period. A tick that no worker took in time has no use, so it expires. Two beats at
 # once are harmless: a slot in the database lets only one of two sweeps run.
-beat_scheduler = "pipeline.tasks.beat:LivenessScheduler"
+beat_scheduler = "pipeline.tasks.supervised:LivenessScheduler"
 beat_schedule = {
     f"pipeline.{name}": {
         "task": f"pipeline.sweep.{name}",

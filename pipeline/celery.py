@@ -43,7 +43,7 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
 
     @cached_property
     def Worker(self) -> Any:  # noqa: N802 - the name is Celery's
-        return self.subclass_with_self("pipeline.tasks.exits:SupervisedWorker", name="Worker", reverse="Worker")
+        return self.subclass_with_self("pipeline.tasks.supervised:SupervisedWorker", name="Worker", reverse="Worker")
 
 
 app = _App("pipeline", include=[f"pipeline.tasks.{name}" for name in ("phases", "publish", "signals")])

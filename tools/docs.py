@@ -16,7 +16,6 @@ from sqlalchemy.schema import Constraint
 
 from pipeline.config import Settings
 from pipeline.domain import errors
-from pipeline.domain.sequels import Sequel
 from pipeline.domain.states import (
     DELIVERY_TRANSITIONS,
     INITIAL_PHASES,
@@ -30,6 +29,7 @@ from pipeline.domain.states import (
     Phase,
     Resolver,
     RunStatus,
+    Sequel,
 )
 from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
 from pipeline.store import functions

@@ -12,8 +12,7 @@ from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice, RunSituation
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.domain.costs import session_cost
-from pipeline.domain.sequels import Sequel, sequel_of
-from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunStatus
+from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunStatus, Sequel, sequel_of
 from pipeline.domain.values import EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings

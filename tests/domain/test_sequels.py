@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from pipeline.domain.sequels import Sequel, sequel_of
-from pipeline.domain.states import MutationOutcome, MutationStatus, RunStatus
+from pipeline.domain.states import MutationOutcome, MutationStatus, RunStatus, Sequel, sequel_of
 
 STOPPED = RunStatus.PAUSED_RECONCILIATION
 NONE, SUCCESS, FAILURE, SKIPPED = MutationOutcome

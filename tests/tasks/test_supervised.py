@@ -8,7 +8,7 @@ from celery.apps.worker import Worker
 from celery.platforms import EX_FAILURE
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
-from pipeline.tasks.exits import EXIT_OK, SupervisedWorker, exit_code
+from pipeline.tasks.supervised import EXIT_OK, SupervisedWorker, exit_code
 
 ASKED_BY_CTRL_C, ASKED_BY_SIGTERM = EX_FAILURE, 0
 
