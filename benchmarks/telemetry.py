@@ -164,7 +164,8 @@ def cut() -> Any:
     stack = ExitStack()
     for module, name, instead in [
         (phase_observer, "observe", lambda *_, **__: _NOTHING),
-        (phase_observer, "with_span", lambda handler: handler),
+        (phase_observer, "make_in_span", lambda make_call, run: make_call(run)),
+        (phase_observer, "in_span", lambda *_: _NOTHING),
         (phase_observer, "is_timed", lambda: False),
         *(
             (phase_observer, name, nothing)

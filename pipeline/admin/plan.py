@@ -176,7 +176,7 @@ class Planner:
         """Plan one run over the events that are left. Returns also the events it would take."""
         alone = self.registry.workflow(workflow).concurrency == 1
         seen = left if alone else left[: consumer.batch]
-        plan = self.phases.prepare(run, seen)
+        plan = self.phases.answer(self.phases.prepare(run, seen))
         ids = {row.id: row.message_id for row in left}
         if isinstance(plan, Failure):
             blamed = [event for event in plan.culprits if event in ids] or [row.id for row in seen]
@@ -191,7 +191,7 @@ class Planner:
         return self._planned_run(run, message_ids, asked, plan.needs_approval), set(run.event_ids)
 
     def _requested(self, run: Any) -> RequestedMutation | Failure | None:
-        asked = self.phases.mutate(run)
+        asked = self.phases.answer(self.phases.mutate(run))
         return asked if isinstance(asked, Failure) else asked.request
 
     def _planned_run(

@@ -14,8 +14,8 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -56,6 +56,9 @@ class Job:
             self.value = self.context.run(call_and_await, self.function, self.args, self._set_cancel)
         except BaseException as error:  # noqa: BLE001 - the thread survives every error of a handler
             self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
         self.is_done = True
         self.running.release()
         if self._on_end is not None:
@@ -78,6 +81,88 @@ class Job:
         self._cancel = cancel
         if self._is_abandoned:
             cancel()
+
+
+@dataclass(slots=True)
+class StepCall:
+    """One of several calls that a thread makes one after the other, in the context in which it was made."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    limit: float  #: seconds
+    what: str
+    on_end: Callable[[], None]  #: called once, when the call has ended or is abandoned
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    value: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+    def end(self, value: Any, error: BaseException | None, seconds: float) -> None:
+        """Keep how the call ended."""
+        self.value, self.error, self.seconds = value, error, seconds
+        self.on_end()
+
+
+class StepSeries(Job):
+    """Calls on their way through the thread. It is handed over once, not once for each call."""
+
+    def __init__(self, calls: Sequence[StepCall], ends_at: float) -> None:
+        super().__init__(_no_op, ())
+        self.calls, self.ends_at = calls, ends_at
+        self.count = 0  #: of calls that have ended
+        self._began_at = time.monotonic()
+        self._shortest = min(call.limit for call in calls)
+        self._moving = threading.Lock()  # a call ends in time, or it is abandoned, and never both
+
+    def wait(self) -> bool:
+        """Wait until all is done, or until the current call may be overdue. Return whether all is done."""
+        return self.running.acquire(timeout=min(self._shortest, self._seconds_left))
+
+    @property
+    def _seconds_left(self) -> float:
+        """How long the current call may still take."""
+        return max(0.0, self._began_at + self.calls[min(self.count, len(self.calls) - 1)].limit - time.monotonic())
+
+    def give_up_overdue(self) -> StepCall | None:
+        """Abandon the current call if its time is up. Its late result is dropped, and no other call begins."""
+        with self._moving:
+            if self.is_done or self.count == len(self.calls) or self._seconds_left:
+                return None
+            self._is_abandoned = True
+            call = self.calls[self.count]
+            call.end(None, timeout_error(call.what, call.limit), call.limit)
+            return call
+
+    def stop(self) -> None:
+        """Begin no other call."""
+        with self._moving:
+            self._is_abandoned = True
+
+    def run(self) -> None:
+        """Make the calls, until all have ended, the time is up, or one is abandoned."""
+        for call in self.calls:
+            if not self._begin() or not self._end(call, *self._result(call)):
+                break
+        self._finish()
+
+    def _result(self, call: StepCall) -> tuple[Any, BaseException | None]:
+        try:
+            return call.context.run(call_and_await, call.function, call.args, self._set_cancel), None
+        except BaseException as error:  # noqa: BLE001 - the thread survives every error of a handler
+            return None, error
+
+    def _begin(self) -> bool:
+        with self._moving:
+            self._began_at = time.monotonic()
+            return not self._is_abandoned and (not self.count or self._began_at <= self.ends_at)
+
+    def _end(self, call: StepCall, value: Any, error: BaseException | None) -> bool:
+        with self._moving:
+            if self._is_abandoned:
+                return False
+            call.end(value, error, time.monotonic() - self._began_at)
+            self.count += 1
+            return True
 
 
 class _StepThread(threading.Thread):
@@ -136,14 +221,42 @@ class StepRunner:
             return CallResult(is_timed_out=True)
         return CallResult(job.value, job.error)
 
+    def attempt_each(self, calls: Sequence[StepCall], *, ends_at: float) -> int:
+        """Make calls one after the other until ``ends_at`` on the monotonic clock. Return how many were made.
+
+        Each has its own limit. The first is made at any time. A call that hangs is abandoned, and the others go on.
+        An exception that this method raises itself interrupts the waiting thread; then no other call begins.
+        """
+        count = 0
+        while count < len(calls) and (not count or time.monotonic() <= ends_at):
+            series = StepSeries(calls[count:], ends_at)
+            self._start(series)
+            hung = None
+            try:
+                while hung is None and not series.wait():
+                    hung = series.give_up_overdue()
+            except BaseException:
+                series.stop()
+                self.abandon(series)
+                raise
+            count += series.count
+            if hung is None:
+                break
+            self.abandon(series)
+            count += 1
+        return count
+
     def begin(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Job:
         """Start a call that the caller then waits for or abandons."""
         job = Job(function, args)
+        self._start(job)
+        return job
+
+    def _start(self, job: Job) -> None:
         if self._thread is None or not self._thread.is_alive():  # a child of a fork has the object, not the thread
             self._thread = _StepThread()
             self._thread.start()
         self._thread.jobs.put(job)
-        return job
 
     def abandon(self, job: Job, on_abandon: Callable[[], Callable[[], None]] | None = None) -> None:
         """Abandon a call together with its thread."""

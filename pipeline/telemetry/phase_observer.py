@@ -6,9 +6,9 @@ spans nor metrics are on, there is no observer.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from opentelemetry import context, trace
@@ -16,6 +16,8 @@ from opentelemetry.trace import SpanKind
 
 from pipeline.telemetry import metrics, spans
 from pipeline.telemetry.spans import Span
+
+T = TypeVar("T")
 
 
 class PhaseObserver:
@@ -44,15 +46,13 @@ class PhaseObserver:
             span = self.spans[run_id] = Span(self.phase, self.contexts[run_id], about, links=self._links)
         return span
 
-    def call(self, handler: Callable[[Any], Any], run: Any) -> Any:
-        """Call a handler with its span as the current one."""
-        span = self.span_of(run.id)
-        token = context.attach(span.as_context())
-        started_at = time.monotonic()
+    @contextmanager
+    def in_span(self, run_id: UUID) -> Iterator[None]:
+        """Make the span of a run's phase the current one."""
+        token = context.attach(self.span_of(run_id).as_context())
         try:
-            return handler(run)
+            yield
         finally:
-            span.attributes[spans.HANDLER_SECONDS] = time.monotonic() - started_at
             context.detach(token)
 
     def count_seconds(self, run_ids: Iterable[UUID], result: str) -> None:
@@ -137,10 +137,22 @@ def _tracing_observer() -> PhaseObserver | None:
     return observer if observer is not None and observer.is_traced else None
 
 
-def with_span(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap a handler so that it runs inside the span of its run, if spans are on."""
+def make_in_span(make_call: Callable[[Any], T], run: Any) -> T:
+    """Make the call of a handler with the span of its run as the current one, if spans are on."""
     observer = _tracing_observer()
-    return handler if observer is None else lambda run: observer.call(handler, run)
+    if observer is None:
+        return make_call(run)
+    with observer.in_span(run.id):
+        return make_call(run)
+
+
+def in_span(run: Any, handler_seconds: float) -> AbstractContextManager[object]:
+    """Make the span of a run the current one again, after its handler has taken so long."""
+    observer = _tracing_observer()
+    if observer is None:
+        return nullcontext()
+    observer.span_of(run.id).attributes[spans.HANDLER_SECONDS] = handler_seconds
+    return observer.in_span(run.id)
 
 
 def publisher_traceparent() -> str | None:

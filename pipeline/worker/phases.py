@@ -6,14 +6,15 @@ No transaction is open while a handler runs, and no handler can reach a context 
 import functools
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pipeline.consumer_engine.bounded import StepRunner
+from pipeline.consumer_engine.bounded import StepCall, StepRunner
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
 from pipeline.domain.payloads import checked_json
@@ -49,6 +50,7 @@ from pipeline.workflows.registry import Registry, first_slot
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 PendingEvent = OfferedEvent | PendingEventRow
 
 _RESULT_STATUSES = {
@@ -64,6 +66,17 @@ class MutateResult:
 
     request: RequestedMutation | None
     cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerCall(Generic[T]):
+    """A handler that is about to be called for a run, and what is made of the value that it returns."""
+
+    run: ClaimedRunRow
+    context: Context
+    step: StepCall
+    finish: Callable[[Any], T | Failure]
+    shown: Sequence[EventId] = ()  #: of a prepare: the events that it has seen, to be named by its failure
 
 
 def lease_of(run: RunRow) -> RunLease:
@@ -91,56 +104,59 @@ class Phases:
         steps: StepRunner = self._local.steps
         return steps
 
-    def prepare(self, run: ClaimedRunRow, offered: Sequence[PendingEvent] | None) -> Plan | Failure:
+    def prepare(self, run: ClaimedRunRow, offered: Sequence[PendingEvent] | None) -> HandlerCall[Plan]:
         """Ask a consumer what it wants to do with the events it was offered; None: with all of its events."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         reader = _Reader(self.db, run, offered)
         context = PrepareContext(self._context_inputs(run), consumer.subscribes, reader)
-        returned = self._call_handler(
-            context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare"
-        )
-        if isinstance(returned, Failure):
-            return replace(returned, shown=tuple(reader.shown_ids))
-        try:
-            plan = replace(_plan(run, consumer, returned, self.limits), cost=context.cost)
-        except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
-            return replace(classify(error), cost=context.cost)
-        phase_observer.link_inputs(run.id, lambda: reader.reserved_rows(plan))
-        return plan
 
-    def mutate(self, run: ClaimedRunRow) -> MutateResult | Failure:
+        def finish(returned: Any) -> Plan | Failure:
+            try:
+                plan = replace(_plan(run, consumer, returned, self.limits), cost=context.cost)
+            except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
+                return replace(classify(error), cost=context.cost)
+            phase_observer.link_inputs(run.id, lambda: reader.reserved_rows(plan))
+            return plan
+
+        step = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
+        return HandlerCall(run=run, context=context, step=step, finish=finish, shown=reader.shown_ids)
+
+    def mutate(self, run: ClaimedRunRow) -> HandlerCall[MutateResult]:
         """Ask a consumer for its one mutation."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         context = MutateContext(self._context_inputs(run))
-        returned = self._call_handler(context, consumer.instance.mutate, saved_plan(run), what=f"{run.handler}.mutate")
-        if isinstance(returned, Failure):
-            return returned
-        if returned is not None and returned is not context.requested:
-            problem = f"{run.handler}.mutate returned a {type(returned).__name__}"
-            error = LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing")
-            return replace(classify(error), cost=context.cost)
-        return MutateResult(request=context.requested, cost=context.cost)
 
-    def next(self, run: ClaimedRunRow) -> RunOutput | Failure:
+        def finish(returned: Any) -> MutateResult | Failure:
+            if returned is not None and returned is not context.requested:
+                problem = f"{run.handler}.mutate returned a {type(returned).__name__}"
+                error = LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing")
+                return replace(classify(error), cost=context.cost)
+            return MutateResult(request=context.requested, cost=context.cost)
+
+        ask = functools.partial(_ask, consumer.instance.mutate)
+        step = self._step(context, ask, saved_plan(run), what=f"{run.handler}.mutate")
+        return HandlerCall(run=run, context=context, step=step, finish=finish)
+
+    def next(self, run: ClaimedRunRow) -> HandlerCall[RunOutput]:
         """Ask a consumer what follows."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         context = NextContext(self._context_inputs(run), consumer.publishes)
+
+        def finish(returned: Any) -> RunOutput | Failure:
+            overlap = self.registry.workflows[run.workflow].overlap_reason
+            if returned is not None and consumer.merge is None and overlap is not None:
+                error = LogicError(
+                    f"{run.handler}.next returned state and its workflow {overlap}: updates would be lost; define "
+                    'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
+                )
+                return replace(classify(error), cost=context.cost)
+            return self._checked_emission(run, context, returned)
+
         result = MutationResult(
             status=_RESULT_STATUSES[MutationOutcome(run.mutation_outcome)], value=run.mutation_result
         )
-        returned = self._call_handler(
-            context, consumer.instance.next, saved_plan(run), result, what=f"{run.handler}.next"
-        )
-        if isinstance(returned, Failure):
-            return returned
-        overlap = self.registry.workflows[run.workflow].overlap_reason
-        if returned is not None and consumer.merge is None and overlap is not None:
-            error = LogicError(
-                f"{run.handler}.next returned state and its workflow {overlap}: updates would be lost; define "
-                'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
-            )
-            return replace(classify(error), cost=context.cost)
-        return self._checked_emission(run, context, returned)
+        step = self._step(context, consumer.instance.next, saved_plan(run), result, what=f"{run.handler}.next")
+        return HandlerCall(run=run, context=context, step=step, finish=finish)
 
     def merge_function(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
         """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
@@ -148,14 +164,30 @@ class Phases:
             return None
         return functools.partial(self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge")
 
-    def produce(self, run: ClaimedRunRow, slot: datetime) -> RunOutput | Failure:
+    def produce(self, run: ClaimedRunRow, slot: datetime) -> HandlerCall[RunOutput]:
         """Ask a producer for events."""
         producer = self.registry.producer(run.workflow, run.handler)
         context = ProducerContext(self._context_inputs(run), producer.publishes)
-        returned = self._call_handler(context, producer.function, run.handler_state, what=run.handler)
-        if isinstance(returned, Failure):
-            return returned
-        return self._checked_emission(run, context, returned, next_run_at=slot_after(producer, slot, run.now))
+
+        def finish(returned: Any) -> RunOutput | Failure:
+            return self._checked_emission(run, context, returned, next_run_at=slot_after(producer, slot, run.now))
+
+        step = self._step(context, producer.function, run.handler_state, what=run.handler)
+        return HandlerCall(run=run, context=context, step=step, finish=finish)
+
+    def answer(self, call: HandlerCall[T]) -> T | Failure:
+        """Call one handler. Return what came of it."""
+        ((_, answer),) = self.answers([call], ends_at=time.monotonic())
+        return answer
+
+    def answers(self, calls: Sequence[HandlerCall[T]], *, ends_at: float) -> list[tuple[HandlerCall[T], T | Failure]]:
+        """Call handlers one after the other until ``ends_at`` on the monotonic clock, the first at any time.
+
+        Return those that were called, each with what came of it.
+        """
+        count = self.steps.attempt_each([call.step for call in calls], ends_at=ends_at)
+        answers: list[T | Failure] = list(map(self._answer, calls[:count]))
+        return list(zip(calls, answers, strict=False))
 
     def _context_inputs(self, run: ClaimedRunRow) -> ContextInputs:
         return ContextInputs(now=run.now, connectors=self.registry.connectors, limits=self.limits)
@@ -179,21 +211,28 @@ class Phases:
             cost=context.cost,
         )
 
-    def _call_handler(self, context: Context, function: Any, *args: Any, what: str) -> Any:
-        """The handler's answer, or its failure; a violation counts even when the handler swallowed it."""
+    def _step(self, context: Context, function: Any, *args: Any, what: str) -> StepCall:
+        """The call of a handler, in which its context is the current one. When it has ended, the context is closed."""
         token = CURRENT_CONTEXT.set(context)
         try:
-            returned, error = self.steps.attempt(function, context, *args, limit=self.step_limit, what=what)
+            limit = self.step_limit.total_seconds()
+            return StepCall(function, (context, *args), limit=limit, what=what, on_end=context.close)
         finally:
-            context.close()
             CURRENT_CONTEXT.reset(token)
-        failed = context.violation or error
-        if failed is None:
-            return returned
+
+    def _answer(self, call: HandlerCall[T]) -> T | Failure:
+        """What came of a handler that was called; a violation counts even when the handler swallowed it."""
+        failed = call.context.violation or call.step.error
+        with phase_observer.in_span(call.run, call.step.seconds):
+            if failed is None:
+                return call.finish(call.step.value)
         failure = classify(failed)
         where = "".join(traceback.format_tb(failed.__traceback__))  # its message may quote a payload
-        log.warning("%s failed with %s; `pipeline runs` has its message\n%s", what, type(failed).__qualname__, where)
-        return replace(failure, message=self._redact(failure.message), cost=context.cost)
+        log.warning(
+            "%s failed with %s; `pipeline runs` has its message\n%s", call.step.what, type(failed).__qualname__, where
+        )
+        message = self._redact(failure.message)
+        return replace(failure, message=message, cost=call.context.cost, shown=tuple(call.shown))
 
     def _redact(self, text: str) -> str:
         """Text without the credentials of any connector: a read may have put them there."""
@@ -252,6 +291,12 @@ def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
         return next_slot(slot, producer.every, now)
     assert producer.cron is not None
     return first_slot(producer.cron, now)
+
+
+def _ask(mutate: Callable[..., Any], context: MutateContext, prepared: Prepared) -> Any:
+    """Call a mutate. Async code may await the request that it returns; here that would start an event loop for it."""
+    returned = mutate(context, prepared)
+    return None if returned is context.requested else returned
 
 
 def _plan(run: ClaimedRunRow, consumer: Consumer, returned: Any, limits: Limits) -> Plan:

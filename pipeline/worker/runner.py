@@ -33,7 +33,7 @@ from pipeline.transitions.runs import Claims
 from pipeline.transitions.stops import StoppedRun
 from pipeline.worker.crash_points import CrashPoint, reach
 from pipeline.worker.leases import Leases
-from pipeline.worker.phases import Phases, lease_of, offered_events
+from pipeline.worker.phases import HandlerCall, Phases, lease_of, offered_events
 from pipeline.worker.sender import CohortSender, MutationSender, MutationToSend
 from pipeline.worker.settings import HandlerDurations, WorkerPolicy
 from pipeline.worker.stragglers import Stragglers
@@ -85,12 +85,10 @@ class Runner:
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
         """Select and reserve inputs."""
         with self._claim(PhaseTask.PREPARE, ids, CrashPoint.PREPARE_CLAIMED) as claims:
-            plans, failed, rest = self._call_each(
-                claims.claimed,
-                lambda run: self.phases.prepare(run, offered_events(run)),
-                PreparedRun,
-                PhaseTask.PREPARE,
+            planned, failed, rest = self._call_each(
+                claims.claimed, lambda run: self.phases.prepare(run, offered_events(run)), PhaseTask.PREPARE
             )
+            plans = [plan for _, plan in planned]
             reach(CrashPoint.PREPARE_RAN)
             landed = self._write(
                 lambda tx, items: runs.finish_prepare(tx, items, self.policy.limits), plans, failed, rest
@@ -103,7 +101,8 @@ class Runner:
         with self._claim(PhaseTask.MUTATE, ids, CrashPoint.MUTATE_CLAIMED) as claims:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [MutationToSend(run=run, request=None) for run in claims.claimed if run.mutation_id is not None]
-            asked, failed, rest = self._call_each(fresh, self._request_mutation, MutationToSend, PhaseTask.MUTATE)
+            answers, failed, rest = self._call_each(fresh, self.phases.mutate, PhaseTask.MUTATE)
+            asked = [MutationToSend(run=run, request=answer.request, cost=answer.cost) for run, answer in answers]
             silent = {lease_of(item.run): item.cost for item in asked if item.request is None}
             if silent or failed or rest:
                 with self.db.transaction() as tx:
@@ -127,7 +126,8 @@ class Runner:
     def next(self, ids: Sequence[UUID]) -> PhaseResult:
         """Publish what follows, consume the inputs, commit."""
         with self._claim(PhaseTask.NEXT, ids, CrashPoint.NEXT_CLAIMED) as claims:
-            emitted, failed, rest = self._call_each(claims.claimed, self.phases.next, RunOutput, PhaseTask.NEXT)
+            answers, failed, rest = self._call_each(claims.claimed, self.phases.next, PhaseTask.NEXT)
+            emitted = [output for _, output in answers]
             reach(CrashPoint.NEXT_RAN)
             merge, alone = self._merges(claims.claimed), {run.handler_id for run in claims.claimed}
             self._write(
@@ -144,12 +144,10 @@ class Runner:
     def produce(self, ids: Sequence[UUID]) -> PhaseResult:
         """Run producers."""
         with self._claim(PhaseTask.PRODUCE, ids, CrashPoint.PRODUCE_CLAIMED) as claims:
-            made, failed, rest = self._call_each(
-                claims.claimed,
-                lambda run: self.phases.produce(run, run.next_run_at or run.now),
-                RunOutput,
-                PhaseTask.PRODUCE,
+            answers, failed, rest = self._call_each(
+                claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), PhaseTask.PRODUCE
             )
+            made = [output for _, output in answers]
             self._write(lambda tx, items: runs.commit_producer(tx, items, self.policy.limits), made, failed, rest)
             reach(CrashPoint.PRODUCED)
         return _phase_result(claims, [])
@@ -316,31 +314,20 @@ class Runner:
             )
 
     def _call_each(
-        self, claimed: Sequence[ClaimedRunRow], phase: Callable[[ClaimedRunRow], Any], kind: type[T], task: PhaseTask
-    ) -> tuple[list[T], list[RunFailure], list[RunLease]]:
+        self, claimed: Sequence[ClaimedRunRow], phase: Callable[[ClaimedRunRow], HandlerCall[T]], task: PhaseTask
+    ) -> tuple[list[tuple[ClaimedRunRow, T]], list[RunFailure], list[RunLease]]:
         """Call the handler of each run. What the budget does not suffice for is given back, not kept waiting."""
-        phase = phase_observer.with_span(phase)
-        done: list[T] = []
-        failed: list[RunFailure] = []
         ends_at = time.monotonic() + self.policy.cohort_budget.total_seconds()
-        for number, run in enumerate(claimed):
-            begun = time.monotonic()
-            if number and begun > ends_at:
-                return done, failed, [lease_of(later) for later in claimed[number:]]
-            answer = phase(run)
-            self.durations.record(run.handler_id, task.method, time.monotonic() - begun)
+        done: list[tuple[ClaimedRunRow, T]] = []
+        failed: list[RunFailure] = []
+        answers = self.phases.answers([phase_observer.make_in_span(phase, run) for run in claimed], ends_at=ends_at)
+        for call, answer in answers:
+            self.durations.record(call.run.handler_id, task.method, call.step.seconds)
             if isinstance(answer, Failure):
-                failed.append(RunFailure(lease=lease_of(run), failure=answer))
+                failed.append(RunFailure(lease=lease_of(call.run), failure=answer))
             else:
-                assert isinstance(answer, kind)
-                done.append(answer)
-        return done, failed, []
-
-    def _request_mutation(self, run: ClaimedRunRow) -> MutationToSend | Failure:
-        answer = self.phases.mutate(run)
-        if isinstance(answer, Failure):
-            return answer
-        return MutationToSend(run=run, request=answer.request, cost=answer.cost)
+                done.append((call.run, answer))
+        return done, failed, [lease_of(later) for later in claimed[len(answers) :]]
 
     def _stop_and_hand_back(
         self, tx: Transaction, failed: Sequence[RunFailure], rest: Sequence[RunLease]

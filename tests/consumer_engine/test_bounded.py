@@ -13,7 +13,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, StepRunner, TimedOutError
+from pipeline.consumer_engine.bounded import (
+    ConcurrentCalls,
+    FinishedCall,
+    StepCall,
+    StepRunner,
+    StepSeries,
+    TimedOutError,
+)
 from pipeline.domain.errors import TransientError
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -113,6 +120,82 @@ def test_a_child_of_a_fork_runs_steps_in_a_thread_of_its_own_at_once(steps: Step
     process.join()
     assert process.exitcode == 0
     assert steps.run(lambda: "parent", limit=SOON, what="it") == "parent"
+
+
+def series_call(function: Any, *args: Any, limit: float = 30, on_end: Any = lambda: None) -> StepCall:
+    return StepCall(function, args, limit=limit, what="it", on_end=on_end)
+
+
+def test_the_calls_of_a_series_run_in_order_in_one_thread_each_in_its_own_context(steps: StepRunner) -> None:
+    seen: list[tuple[str, int]] = []
+    made: list[StepCall] = []
+    for name in ("a", "b", "c"):
+        VARIABLE.set(name)
+        made.append(series_call(lambda: seen.append((VARIABLE.get(), threading.get_ident()))))
+    assert steps.attempt_each(made, ends_at=time.monotonic() + 30) == 3
+    assert [name for name, _ in seen] == ["a", "b", "c"]
+    assert len({thread for _, thread in seen}) == 1
+    assert seen[0][1] != threading.get_ident()
+
+
+def test_an_error_in_a_series_is_kept_and_the_others_go_on(steps: StepRunner) -> None:
+    async def later() -> str:
+        await asyncio.sleep(0)
+        return "awaited"
+
+    ended: list[str] = []
+    made = [series_call(lambda: 1 / 0, on_end=lambda: ended.append("a")), series_call(later), series_call(int, "7")]
+    assert steps.attempt_each(made, ends_at=time.monotonic() + 30) == 3
+    assert isinstance(made[0].error, ZeroDivisionError)
+    assert [call.value for call in made] == [None, "awaited", 7]
+    assert ended == ["a"]
+
+
+@pytest.mark.parametrize("hanging", [0, 1, 2])
+def test_a_call_of_a_series_that_hangs_is_abandoned_once_and_the_others_go_on(
+    steps: StepRunner, never: threading.Event, hanging: int
+) -> None:
+    ended: list[int] = []
+    made = [series_call(lambda n=n: n, on_end=lambda n=n: ended.append(n)) for n in range(3)]
+    made[hanging] = series_call(never.wait, 60, limit=0.05, on_end=lambda: ended.append(hanging))
+    assert steps.attempt_each(made, ends_at=time.monotonic() + 30) == 3
+    never.set()  # its late result is dropped
+    assert isinstance(made[hanging].error, TimedOutError)
+    assert made[hanging].value is None
+    assert ended == [0, 1, 2]
+    assert [call.value for call in made if call.error is None] == [n for n in range(3) if n != hanging]
+
+
+def test_a_series_makes_its_first_call_and_none_that_begins_after_its_end(
+    steps: StepRunner, never: threading.Event
+) -> None:
+    assert steps.attempt_each([series_call(int), series_call(int)], ends_at=time.monotonic() - 1) == 1
+    hung = series_call(never.wait, 60, limit=0.05)
+    assert steps.attempt_each([hung, series_call(int)], ends_at=time.monotonic() - 1) == 1
+    assert steps.attempt_each([], ends_at=time.monotonic()) == 0
+
+
+def test_a_series_whose_waiting_thread_is_interrupted_begins_no_other_call(
+    steps: StepRunner, never: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, made = threading.Event(), []
+
+    def interrupted(self: StepSeries) -> bool:
+        began.wait(30)
+        raise KeyboardInterrupt
+
+    def hang() -> None:
+        began.set()
+        never.wait(60)
+        made.append(threading.current_thread())
+
+    monkeypatch.setattr(StepSeries, "wait", interrupted)
+    calls = [series_call(hang), series_call(made.append, "second")]
+    with pytest.raises(KeyboardInterrupt):
+        steps.attempt_each(calls, ends_at=time.monotonic() + 30)
+    never.set()
+    wait_for(lambda: made and not made[0].is_alive())
+    assert len(made) == 1
 
 
 def everything(calls: ConcurrentCalls) -> list[FinishedCall]:

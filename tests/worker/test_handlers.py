@@ -106,6 +106,15 @@ def test_a_handler_that_is_not_async_reads_through_a_connector_that_is(db: Datab
     assert shop.mail.times(n=10) == 1
 
 
+def test_a_mutate_that_is_not_async_starts_no_event_loop(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(asyncio, "run", made.append)
+    run = Shop().started(db, 2)
+    run.run()
+    assert_runs(run, "committed", "committed")
+    assert made == []
+
+
 def odd(value: Any) -> Callable[..., Any]:
     return lambda *_: value
 
