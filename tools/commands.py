@@ -27,7 +27,7 @@ from pipeline.admin import (
 )
 from pipeline.admin import timeline as moments
 from pipeline.admin.advice import Advice
-from pipeline.cli.dead_letters import DeadLetter
+from pipeline.admin.dead_letters import DeadLetter
 from pipeline.cli.main import EXIT_CODES, build_app
 from pipeline.store.reads.invariants import Finding
 from tools.comments import line_comments

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pipeline.admin import provider_export
+from pipeline.admin import incidents, provider_export
 from pipeline.admin.given_results import GivenResult
 from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineEntry, QuarantineFilter
@@ -42,9 +42,10 @@ _EVENT_ACTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationSelection:
-    """Which mutations: exactly one of ids or a filter."""
+    """Which mutations: exactly one of ids, an incident, or a filter."""
 
     ids: tuple[UUID, ...] = ()
+    incident: str | None = None
     only: MutationFilter | None = None
 
 
@@ -206,10 +207,12 @@ class BulkActs:
         return self.run(preview_id, by)
 
     def _selected_mutations(self, act: BulkAct, selection: MutationSelection) -> list[MutationSummary]:
-        if bool(selection.ids) == (selection.only is not None):
-            raise InvalidInputError("Expected exactly one of: ids of mutations, a filter.")
+        if sum((bool(selection.ids), selection.incident is not None, selection.only is not None)) != 1:
+            raise InvalidInputError("Expected exactly one of: ids of mutations, an incident, a filter.")
         if selection.ids:
             return self.resolutions.mutations_by_id(selection.ids)
+        if selection.incident is not None:
+            return incidents.incident_mutations(self.resolutions, selection.incident)
         only = selection.only or MutationFilter()
         if act in _APPROVALS:
             found = self.resolutions.pending_approvals(only.workflow, limit=MAX_ITEMS + 1)
@@ -375,6 +378,8 @@ def _gone(items: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> dict[
 def _described(selection: MutationSelection) -> dict[str, Any]:
     if selection.ids:
         return {"ids": len(selection.ids)}
+    if selection.incident is not None:
+        return {"incident": selection.incident}
     return {"filter": _plain(asdict(selection.only or MutationFilter()))}
 
 

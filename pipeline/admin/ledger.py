@@ -18,6 +18,7 @@ class LedgerEntry:
     handler: str
     connector: str
     operation: str
+    headline: str
     status: str
     idempotency_key: str
     error: str | None

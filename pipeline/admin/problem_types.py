@@ -153,6 +153,10 @@ PROBLEM_TYPES = (
     ProblemType(slug="method-not-allowed", title="The address has no such method", status=405),
     ProblemType(slug="too-large", title="The body is too large", status=413),
     ProblemType(slug="unsupported-media-type", title="The body has an unsupported type", status=415),
+    ProblemType(slug="precondition-required", title="The state that was shown is missing", status=428),
+    ProblemType(slug="idempotency-key-reused", title="The key belongs to another request", status=422),
+    ProblemType(slug="request-in-progress", title="The same request is being executed", status=409),
+    ProblemType(slug="not-here", title="This process cannot do it", status=409),
     ProblemType(slug="internal", title="The server failed", status=500),
 )
 BY_SLUG = {each.slug: each for each in PROBLEM_TYPES}

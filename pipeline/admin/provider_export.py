@@ -122,15 +122,26 @@ def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Read the rows of a CSV file with a header, or of JSON lines, in UTF-8."""
-    if path.suffix not in (".csv", ".jsonl", ".ndjson"):
-        raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
+    _check_suffix(path)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        yield from rows_of(file, path.name)
+
+
+def rows_of(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an open export; the name says its format."""
+    path = Path(name)
+    _check_suffix(path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield from _read_csv(file, path) if path.suffix == ".csv" else _read_json_lines(file, path)
+        yield from _read_csv(file, path) if path.suffix == ".csv" else _read_json_lines(file, path)
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path.name} is not in UTF-8 ({error.reason}); save it as UTF-8 first.") from None
     except csv.Error as error:
         raise InvalidInputError(f"{path.name} cannot be read as CSV: {error}.") from None
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in (".csv", ".jsonl", ".ndjson"):
+        raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
 
 
 def _read_csv(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:

@@ -242,6 +242,11 @@ class Resolutions:
                 self._resolve(tx, MutationId(mutation_id), kind, who, value, shown)
         self.wake_workflow(row.workflow)
 
+    def fetch_result(self, mutation_id: UUID, external_id: str) -> Any:
+        """Return the result that the outside system has under an id, checked. Nothing is recorded."""
+        row, operation = self._row(mutation_id)
+        return given_results.checked_result(self.operations, row, operation, GivenResult(external_id=external_id))
+
     def approve(self, mutation: MutationSummary, by: Actor, *, state: str | None = None) -> None:
         """Approve exactly this request in the state that was shown; a changed request is not sent."""
         with self._traced_transaction(mutation.id, "approve", by) as tx:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pipeline.admin import advice, lookup
 from pipeline.admin.advice import WorkflowHolds, describe_breakers
@@ -128,6 +129,19 @@ def detail(db: Database, name: str) -> WorkflowDetail:
         ),
         acts=tuple(audit_entry(each) for each in acts),
     )
+
+
+def require(db: Database, name: str) -> None:
+    """Raise if there is no such workflow."""
+    with db.transaction() as tx:
+        lookup.require_workflow(tx, name)
+
+
+def topic_schema(db: Database, workflow: str, topic: str) -> Any:
+    """Return the JSON Schema of a topic's payloads; None: the topic takes any."""
+    with db.transaction() as tx:
+        lookup.require_topic(tx, workflow, topic)
+        return next(row.schema for row in work.topics(tx, workflow) if row.name == topic)
 
 
 def workflow_holds(tx: Transaction, name: str) -> WorkflowHolds:

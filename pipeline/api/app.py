@@ -8,10 +8,12 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from pipeline.admin.database import Database
-from pipeline.api import console, health, login, problem_pages, problems, v1
+from pipeline.api import console, health, login, problem_pages, problems
 from pipeline.api.access import Identify
 from pipeline.api.context import Services
 from pipeline.api.security import Guard
+from pipeline.api.v1.documents import document_answers
+from pipeline.api.v1.routes import router as v1_router
 from pipeline.config import Settings
 
 _STATIC = Path(__file__).parent / "static"
@@ -44,7 +46,8 @@ def create(
     problems.install_handlers(app, problem_pages.problem_page)
     app.include_router(health.router)
     app.include_router(login.router)
-    app.include_router(v1.router)
+    app.include_router(v1_router)
+    document_answers(app)
     app.include_router(console.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     return app

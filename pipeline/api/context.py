@@ -1,6 +1,6 @@
 """Hold what every endpoint needs: the database, the acts of operators and the settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -8,7 +8,10 @@ from uuid import UUID
 from fastapi import Request
 
 from pipeline.admin.database import Database
+from pipeline.admin.dead_letters import DeadLetters
+from pipeline.admin.given_results import Operations
 from pipeline.admin.notes import Presence
+from pipeline.admin.plan import PlannedRun
 from pipeline.admin.resolutions import Resolutions
 from pipeline.config import Settings
 
@@ -26,29 +29,33 @@ class Services:
     settings: Settings
     wake_workflow: Callable[[str], object] = _notify_nothing
     dispatch_run: Callable[[UUID], object] = _notify_nothing
-    dead_letters: Any = None  #: reads and acts on the broker's dead letters; None: this process has no broker
+    dead_letters: DeadLetters | None = None  #: None: this process has no broker
+    plan: Callable[[str, int], Sequence[PlannedRun]] | None = None  #: None: this process has no code of workflows
     broadcaster: Any = None  #: sends changes to open streams
     presence: Presence = field(default_factory=Presence)  #: which operators have a mutation open
 
     @classmethod
-    def connect(
+    def connect(  # noqa: PLR0913 - what the edge of a process hands in
         cls,
         settings: Settings,
         db: Database | None = None,
         *,
         wake_workflow: Callable[[str], object] = _notify_nothing,
         dispatch_run: Callable[[UUID], object] = _notify_nothing,
-        dead_letters: Any = None,
+        dead_letters: DeadLetters | None = None,
+        operations: Operations | None = None,
+        plan: Callable[[str, int], Sequence[PlannedRun]] | None = None,
     ) -> "Services":
         """Build the services of one process from its settings."""
         found = db or Database.connect(settings.database_url, pool_size=settings.pool_size)
         return cls(
             db=found,
-            resolutions=Resolutions(found, None, wake_workflow, dispatch_run),
+            resolutions=Resolutions(found, operations, wake_workflow, dispatch_run),
             settings=settings,
             wake_workflow=wake_workflow,
             dispatch_run=dispatch_run,
             dead_letters=dead_letters,
+            plan=plan,
         )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.admin import doctor as admin_doctor
 from pipeline.cli import common, tables
 from pipeline.cli.commands import CommandGroup
 from pipeline.config import Settings
@@ -12,7 +13,6 @@ from pipeline.domain.errors import quantity
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.store.reads.durability import durability_findings
 from pipeline.store.reads.invariants import Finding, Severity
 
 app = CommandGroup(help="Migrate the schema of the database.", no_args_is_help=True)
@@ -51,9 +51,8 @@ def doctor(
     """
     database: Database = context.obj
     migrate.require_current(database)
-    with database.transaction() as tx:
-        found = invariants.findings(tx, recent=recent)
-        found += durability_findings(tx, allowed=Settings.load(os.environ).allowed_unsafe_settings)
+    allowed = Settings.load(os.environ).allowed_unsafe_settings
+    found = admin_doctor.findings(database, recent=recent, allowed_unsafe_settings=allowed)
     if as_json:
         common.print_json(found)
     elif found:

@@ -5,14 +5,15 @@ then acknowledged. This works on every broker and loses nothing. A kill in betwe
 twice changes nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum, auto
 from typing import Annotated, Any
 
 import typer
 
+from pipeline.admin.dead_letters import DeadLetter
 from pipeline.cli import common, tables
 from pipeline.cli.commands import CommandGroup
 from pipeline.config import EXIT_ATTENTION, EXIT_RESTART
@@ -37,21 +38,6 @@ class DeadLetterAction(Enum):
     KEEP = auto()
     SEND_BACK = auto()
     DROP = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A refused message, without its payloads."""
-
-    id: str
-    kind: str  #: unpublishable, unreadable, invalid, unknown task or no task
-    reason: str
-    workflow: str
-    events: int
-    message_ids: tuple[str, ...]
-    task: str
-    content_type: str
-    size: int  #: bytes
 
 
 @app.command("list")
@@ -171,6 +157,28 @@ def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> lis
                 dead_letter.send_copy(producer, message, to, kept_headers)
             message.ack()
     return found
+
+
+class BrokerDeadLetters:
+    """Reach the dead letters of the broker, for the HTTP API and the console."""
+
+    def letters(self) -> list[DeadLetter]:
+        """List every refused message."""
+        return _process_letters(lambda _: DeadLetterAction.KEEP)
+
+    def send_back(self, ids: Collection[str]) -> list[DeadLetter]:
+        """Send messages to the workers again. Return those that were found; one that no worker can take stays."""
+        return self._act(DeadLetterAction.SEND_BACK, ids)
+
+    def drop(self, ids: Collection[str]) -> list[DeadLetter]:
+        """Delete messages. Return those that were found."""
+        return self._act(DeadLetterAction.DROP, ids)
+
+    def _act(self, action: DeadLetterAction, ids: Collection[str]) -> list[DeadLetter]:
+        found = _process_letters(
+            lambda each: _effective_action(action, each) if each.id in ids else DeadLetterAction.KEEP
+        )
+        return [each for each in found if each.id in ids]
 
 
 def _receive(queue: Any) -> Any:

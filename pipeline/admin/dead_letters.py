@@ -1,0 +1,58 @@
+"""Messages that workers refused. They are in the broker, so the process that has Celery hands in how to reach them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.domain.errors import NotFoundError
+from pipeline.domain.values import Actor
+from pipeline.store.database import Database
+from pipeline.transitions import audit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A refused message, without its payloads."""
+
+    id: str
+    kind: str  #: unpublishable, unreadable, invalid, unknown task or no task
+    reason: str
+    workflow: str
+    events: int
+    message_ids: tuple[str, ...]
+    task: str
+    content_type: str
+    size: int  #: bytes
+
+
+class DeadLetters(Protocol):
+    """Reach the dead letters of a broker."""
+
+    def letters(self) -> list[DeadLetter]:
+        """List every refused message."""
+
+    def send_back(self, ids: Collection[str]) -> list[DeadLetter]:
+        """Send messages to the workers again. Return those that were found; one that no worker can take stays."""
+
+    def drop(self, ids: Collection[str]) -> list[DeadLetter]:
+        """Delete messages. Return those that were found."""
+
+
+def send_back(db: Database, letters: DeadLetters, letter_id: str, by: Actor) -> DeadLetter:
+    """Send a message to the workers again for an operator, and keep the act in the audit."""
+    return _found(db, letters.send_back({letter_id}), letter_id, by, "dead_letter.send_back")
+
+
+def drop(db: Database, letters: DeadLetters, letter_id: str, by: Actor) -> DeadLetter:
+    """Delete a message for an operator, and keep the act in the audit. It was the only copy of its events."""
+    return _found(db, letters.drop({letter_id}), letter_id, by, "dead_letter.drop")
+
+
+def _found(db: Database, found: list[DeadLetter], letter_id: str, by: Actor, act: str) -> DeadLetter:
+    if not found:
+        raise NotFoundError("refused message", letter_id, hint="Nothing was changed.")
+    evidence = {"message": letter_id, "message_ids": list(found[0].message_ids[:100])}
+    who = Actor(name=by.name, reason=by.reason, evidence=evidence)
+    with db.transaction() as tx:
+        audit.record(tx, who, act, workflow=found[0].workflow or None)
+    return found[0]

@@ -1,0 +1,42 @@
+"""Endpoints about what waits for an operator."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from pipeline.admin import attention, incidents
+from pipeline.api.access import Viewer
+from pipeline.api.v1.models import AttentionView, IncidentView, PageView
+from pipeline.api.v1.parameters import Found, NameFilter
+
+router = APIRouter(tags=["attention"])
+
+
+@router.get("/attention")
+def list_attention(
+    found: Found,
+    caller: Viewer,
+    workflow: NameFilter = None,
+    kind: Annotated[str | None, Query(max_length=40, description="indeterminate, approval, blocked, …")] = None,
+    limit: Annotated[int, Query(ge=1, le=1_000, description="Items of each kind, at most.")] = 100,
+) -> PageView[AttentionView]:
+    """List everything that waits for an operator, oldest first."""
+    if workflow is not None:
+        caller.check_workflow(workflow)
+    items = attention.items(found.resolutions, workflow=workflow, limit=limit)
+    visible = [
+        AttentionView.model_validate(each)
+        for each in items
+        if kind in (None, each.kind) and (caller.workflows is None or caller.can_see_workflow(each.workflow))
+    ]
+    return PageView(items=visible, next=None)
+
+
+@router.get("/incidents")
+def list_incidents(found: Found, caller: Viewer, workflow: NameFilter = None) -> PageView[IncidentView]:
+    """List unknown outcomes that are alike as incidents, which can be resolved as one."""
+    if workflow is not None:
+        caller.check_workflow(workflow)
+    listed = incidents.open_incidents(found.resolutions, workflow=workflow)
+    visible = [each for each in listed if all(caller.can_see_workflow(name) for name in each.workflows)]
+    return PageView(items=[IncidentView.model_validate(each) for each in visible], next=None)

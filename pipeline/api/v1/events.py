@@ -1,0 +1,145 @@
+"""Endpoints about events, their deliveries, and events that were quarantined."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from pipeline.admin import events, lookup, pages, trace
+from pipeline.admin.events import EventFilter
+from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineFilter
+from pipeline.api.access import Caller, Operator, Viewer
+from pipeline.api.idempotency import IdempotentRoute
+from pipeline.api.v1.models import (
+    ChangedView,
+    EventDetailView,
+    EventView,
+    OptionalReasonBody,
+    PageView,
+    QuarantineView,
+    ReasonBody,
+    TraceView,
+)
+from pipeline.api.v1.parameters import (
+    After,
+    EventIdPath,
+    Fields,
+    Found,
+    Limit,
+    Name,
+    NameFilter,
+    PrivateField,
+    Since,
+    Until,
+    page_view,
+    private_fields,
+    require_in_scope,
+)
+from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.states import DeliveryStatus
+
+router = APIRouter(tags=["events"], route_class=IdempotentRoute)
+
+
+@router.get("/events")
+def list_events(
+    found: Found,
+    caller: Viewer,
+    workflow: NameFilter = None,
+    topic: NameFilter = None,
+    status: Annotated[DeliveryStatus | None, Query(description="Only those with a delivery of this status.")] = None,
+    key: NameFilter = None,
+    message_id: NameFilter = None,
+    since: Since = None,
+    until: Until = None,
+    after: After = None,
+    limit: Limit = 50,
+) -> PageView[EventView]:
+    """List events, newest first."""
+    only = EventFilter(
+        workflow=workflow,
+        topic=topic,
+        status=status,
+        key=key,
+        message_id=message_id,
+        since=since,
+        until=until,
+        within=caller.workflows,
+    )
+    return page_view(EventView, pages.event_page(found.db, only, after=after, limit=limit))
+
+
+@router.get("/events/{event_id}")
+def show_event(found: Found, caller: Viewer, event_id: EventIdPath, fields: Fields = None) -> EventDetailView:
+    """Show an event: its deliveries, the runs that took it, and what they published."""
+    private = private_fields(caller, fields)
+    detail = events.detail(found.db, event_id, with_payload=PrivateField.PAYLOAD in private)
+    require_in_scope(caller, detail.event.workflow, "event", event_id)
+    return EventDetailView.model_validate(detail)
+
+
+@router.get("/events/{event_id}/trace")
+def trace_event(found: Found, caller: Viewer, event_id: EventIdPath) -> TraceView:
+    """Show what caused an event and what it caused, as a tree."""
+    require_in_scope(caller, events.detail(found.db, event_id).event.workflow, "event", event_id)
+    return TraceView.model_validate(trace.trace(found.db, f"event:{event_id}"))
+
+
+@router.get("/quarantine")
+def list_quarantine(
+    found: Found,
+    caller: Viewer,
+    workflow: NameFilter = None,
+    handler: NameFilter = None,
+    after: After = None,
+    limit: Limit = 50,
+) -> PageView[QuarantineView]:
+    """List quarantined events, once for each consumer that could not use them."""
+    only = QuarantineFilter(workflow=workflow, handler=handler, within=caller.workflows)
+    return page_view(QuarantineView, pages.quarantine_page(found.db, only, after=after, limit=limit))
+
+
+@router.post("/workflows/{workflow}/deliveries/{event_id}/{handler}/skip")
+def skip_delivery(
+    found: Found, caller: Operator, workflow: Name, event_id: EventIdPath, handler: Name, body: ReasonBody
+) -> ChangedView:
+    """Never offer an event to a consumer again."""
+    return _act(found, caller, QuarantineAction.SKIP, (workflow, event_id, handler), body.reason)
+
+
+@router.post("/workflows/{workflow}/deliveries/{event_id}/{handler}/quarantine")
+def quarantine_delivery(
+    found: Found, caller: Operator, workflow: Name, event_id: EventIdPath, handler: Name, body: ReasonBody
+) -> ChangedView:
+    """Quarantine an event that waits for a consumer."""
+    return _act(found, caller, QuarantineAction.ADD, (workflow, event_id, handler), body.reason)
+
+
+@router.post("/workflows/{workflow}/deliveries/{event_id}/{handler}/release")
+def release_delivery(
+    found: Found, caller: Operator, workflow: Name, event_id: EventIdPath, handler: Name, body: OptionalReasonBody
+) -> ChangedView:
+    """Offer a quarantined event to its consumer again."""
+    return _act(found, caller, QuarantineAction.RELEASE, (workflow, event_id, handler), body.reason)
+
+
+def _act(
+    found: Found, caller: Caller, action: QuarantineAction, delivery: tuple[str, str, str], reason: str
+) -> ChangedView:
+    workflow, event_id, handler = delivery
+    caller.check_workflow(workflow)
+    quarantine, ids = Quarantine(found.db, found.wake_workflow), (lookup.parse_event_id(event_id),)
+    either = (True, False) if action is QuarantineAction.SKIP else (action is QuarantineAction.ADD,)
+    selections = [
+        QuarantineFilter(workflow=workflow, handler=handler, event_ids=ids, is_waiting=is_waiting)
+        for is_waiting in either
+    ]
+    entries = [entry for only in selections for entry in quarantine.entries(only)]
+    if not entries:
+        state = {QuarantineAction.ADD: "waits", QuarantineAction.RELEASE: "is quarantined"}.get(action, "is open")
+        raise InvalidInputError(
+            f"Event {event_id} has no delivery to {handler!r} that {state}; expected one. Nothing was changed."
+        )
+    done = quarantine.act(action, entries, caller.actor(reason))
+    if done.refused:
+        raise InvalidInputError("; ".join(done.refused.values()))
+    return ChangedView(act=str(action), subject=f"event {event_id} for {handler}")

@@ -1,0 +1,95 @@
+"""Endpoints about the audit, the doctor, and the filters that a caller saved."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+
+from pipeline.admin import doctor, lookup, pages, saved_views
+from pipeline.admin.audit import AuditFilter
+from pipeline.api.access import Viewer
+from pipeline.api.v1.models import (
+    AuditView,
+    DoctorView,
+    FindingView,
+    PageView,
+    SavedViewBody,
+    SavedViewView,
+)
+from pipeline.api.v1.parameters import (
+    After,
+    Fields,
+    Found,
+    Limit,
+    Name,
+    NameFilter,
+    PrivateField,
+    Since,
+    Until,
+    page_view,
+    private_fields,
+)
+
+router = APIRouter(tags=["records"])
+
+
+@router.get("/audit")
+def list_audit(
+    found: Found,
+    caller: Viewer,
+    workflow: NameFilter = None,
+    actor: NameFilter = None,
+    act: NameFilter = None,
+    mutation_id: UUID | None = None,
+    run_id: UUID | None = None,
+    event_id: Annotated[str | None, Query(pattern=r"^[0-9]{1,19}$")] = None,
+    since: Since = None,
+    until: Until = None,
+    fields: Fields = None,
+    after: After = None,
+    limit: Limit = 50,
+) -> PageView[AuditView]:
+    """List the acts of operators and sweeps, newest first."""
+    private = private_fields(caller, fields)
+    only = AuditFilter(
+        actor=actor,
+        act=act,
+        workflow=workflow,
+        mutation_id=mutation_id,
+        run_id=run_id,
+        event_id=None if event_id is None else lookup.parse_event_id(event_id),
+        since=since,
+        until=until,
+        within=caller.workflows,
+    )
+    page = page_view(AuditView, pages.audit_page(found.db, only, after=after, limit=limit))
+    if PrivateField.EVIDENCE not in private:
+        page.items = [each.model_copy(update={"evidence": None}) for each in page.items]
+    return page
+
+
+@router.get("/doctor")
+def run_doctor(found: Found, caller: Viewer) -> DoctorView:
+    """Check the rules that the tables must keep. Repairs nothing."""
+    findings = doctor.findings(found.db) if caller.workflows is None else []
+    return DoctorView(is_healthy=not findings, findings=[FindingView.model_validate(each) for each in findings])
+
+
+@router.get("/views")
+def list_views(found: Found, caller: Viewer) -> PageView[SavedViewView]:
+    """List the filters that the caller saved, by name."""
+    listed = saved_views.list_views(found.db, caller.name)
+    return PageView(items=[SavedViewView.model_validate(each) for each in listed], next=None)
+
+
+@router.put("/views/{name}")
+def save_view(found: Found, caller: Viewer, name: Name, body: SavedViewBody) -> SavedViewView:
+    """Save a filter under a name. One of the same name is replaced."""
+    saved = saved_views.save_view(found.db, caller.name, name, page=body.page, query=body.query)
+    return SavedViewView.model_validate(saved)
+
+
+@router.delete("/views/{name}", status_code=204)
+def delete_view(found: Found, caller: Viewer, name: Name) -> None:
+    """Delete a filter that the caller saved."""
+    saved_views.delete_view(found.db, caller.name, name)

@@ -1,0 +1,21 @@
+"""All endpoints under /v1, in one router."""
+
+from fastapi import APIRouter
+
+from pipeline.api.v1 import (
+    attention,
+    bulk,
+    connectors,
+    events,
+    me,
+    mutations,
+    publish,
+    records,
+    runs,
+    tokens,
+    workflows,
+)
+
+router = APIRouter(prefix="/v1")
+for _part in (attention, bulk, connectors, events, me, mutations, publish, records, runs, tokens, workflows):
+    router.include_router(_part.router)
