@@ -28,6 +28,9 @@ class DeadLetter:
 class DeadLetters(Protocol):
     """Reach the dead letters of a broker."""
 
+    def count(self) -> int:
+        """Return how many messages were refused; 0 if the broker does not answer."""
+
     def letters(self) -> list[DeadLetter]:
         """List every refused message."""
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import common
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
 from pipeline.store.database import Database
@@ -27,16 +26,11 @@ def api(
     import uvicorn
 
     from pipeline.api.app import create
-    from pipeline.api.context import Services
+    from pipeline.cli.api_services import api_services
 
     settings = Settings.load(os.environ)
-    wake_ups = common.WakeUps()
     database = Database.connect(settings.database_url, pool_size=settings.pool_size)
-    app = create(
-        services=Services.connect(
-            settings, database, wake_workflow=wake_ups.wake_workflow, dispatch_run=wake_ups.dispatch_run
-        )
-    )
+    app = create(services=api_services(settings, database))
     listener = _listener(host, port)
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"http://{shown}:{listener.getsockname()[1]}{prefix}/", err=True)

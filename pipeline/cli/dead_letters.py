@@ -16,6 +16,7 @@ import typer
 from pipeline.admin.dead_letters import DeadLetter
 from pipeline.cli import common, tables
 from pipeline.cli.commands import CommandGroup
+from pipeline.client import UnavailableError
 from pipeline.config import EXIT_ATTENTION, EXIT_RESTART
 from pipeline.domain.errors import InvalidInputError, quantity
 
@@ -162,9 +163,15 @@ def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> lis
 class BrokerDeadLetters:
     """Reach the dead letters of the broker, for the HTTP API and the console."""
 
+    def count(self) -> int:
+        """Return how many messages were refused; 0 if the broker does not answer."""
+        from pipeline.tasks import dead_letter  # slow to import
+
+        return dead_letter.dead_letter_depth() or 0
+
     def letters(self) -> list[DeadLetter]:
         """List every refused message."""
-        return _process_letters(lambda _: DeadLetterAction.KEEP)
+        return self._act(DeadLetterAction.KEEP, None)
 
     def send_back(self, ids: Collection[str]) -> list[DeadLetter]:
         """Send messages to the workers again. Return those that were found; one that no worker can take stays."""
@@ -174,11 +181,17 @@ class BrokerDeadLetters:
         """Delete messages. Return those that were found."""
         return self._act(DeadLetterAction.DROP, ids)
 
-    def _act(self, action: DeadLetterAction, ids: Collection[str]) -> list[DeadLetter]:
-        found = _process_letters(
-            lambda each: _effective_action(action, each) if each.id in ids else DeadLetterAction.KEEP
-        )
-        return [each for each in found if each.id in ids]
+    def _act(self, action: DeadLetterAction, ids: Collection[str] | None) -> list[DeadLetter]:
+        def is_selected(each: DeadLetter) -> bool:
+            return ids is None or each.id in ids
+
+        try:
+            found = _process_letters(
+                lambda each: _effective_action(action, each) if is_selected(each) else DeadLetterAction.KEEP
+            )
+        except typer.Exit:
+            raise UnavailableError("The broker failed. No message is lost; expected a running broker.") from None
+        return [each for each in found if is_selected(each)]
 
 
 def _receive(queue: Any) -> Any:
