@@ -2,26 +2,19 @@
 
 import json
 import re
-import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from markupsafe import Markup
 
-_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Cn"})  #: control, format (also bidi), private, unassigned
-_KEPT = frozenset("\n\t\u200d")
+from pipeline.text import visible_text
+
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
 def cleaned(value: Any) -> Any:
     """Return text without control and bidi characters, which could hide or reorder what a page shows."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    if value.isascii() and value.isprintable():
-        return value
-    return "".join(
-        "\ufffd" if unicodedata.category(each) in _HIDDEN_CATEGORIES and each not in _KEPT else each for each in value
-    )
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible_text(value, keep="\n\t")
 
 
 def duration(span: timedelta | float) -> str:

@@ -3,7 +3,6 @@
 import getpass
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.text import visible_text
 from pipeline.workflows.registry import Registry
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -28,8 +28,6 @@ By = Annotated[str, typer.Option("--by", help="Who acts; by default the user of 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option the command only shows what it would do.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")]
 Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to search.")]
-
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def load_registry() -> Registry:
@@ -102,9 +100,8 @@ class WakeUps:
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """Escape control characters, which could move a terminal's cursor or fake a line."""
-    spelt = _CONTROL_CHARACTERS.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
-    return spelt if lines else spelt.replace("\n", "\\n")
+    """Escape characters that could move a terminal's cursor, reorder text or fake a line."""
+    return visible_text(str(text), keep="\n\t" if lines else "\t")
 
 
 def print_lines(*lines: str) -> None:

@@ -19,8 +19,8 @@ from pipeline.connectors.error_table import read_status
 from pipeline.connectors.mail_servers import is_loopback
 from pipeline.connectors.sdk import Call, mutation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, TransientError
-from pipeline.domain.payloads import single_line
 from pipeline.domain.reconciliation import Applied, ErrorReading, NotFound, Retry, Verdict
+from pipeline.text import single_line
 
 try:
     import httpx

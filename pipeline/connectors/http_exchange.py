@@ -25,8 +25,8 @@ from typing_extensions import TypedDict  # that of typing has no schema before P
 from pipeline.connectors.error_table import read_status
 from pipeline.connectors.event_loop import ProcessLoop, await_result
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
-from pipeline.domain.payloads import single_line
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
+from pipeline.text import single_line
 
 APPLIED = "applied"  #: a declared meaning of a status, besides the outcomes
 _SNIPPET = 200  #: characters of a response that an error repeats

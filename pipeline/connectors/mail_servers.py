@@ -26,7 +26,7 @@ from pydantic import SecretStr
 
 from pipeline.connectors.sdk import Call
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
-from pipeline.domain.payloads import single_line
+from pipeline.text import single_line
 
 
 class Tls(StrEnum):

@@ -57,7 +57,7 @@ class Rights:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRule:
     """The rights that the members of one group have."""
 
@@ -81,8 +81,8 @@ def _role_rule(text: str) -> RoleRule:
         raise InvalidInputError(f"{text!r} maps no group to a role; expected {ROLE_RULES}; roles: {', '.join(Role)}.")
     names = found["workflows"]
     return RoleRule(
-        found["group"].strip(),
-        Rights(
+        group=found["group"].strip(),
+        rights=Rights(
             role=Role(found["role"]),
             can_see_payloads=found["payloads"] is not None,
             workflows=None if names is None else frozenset(name.strip() for name in names.split(";") if name.strip()),

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from pipeline.domain.errors import InvalidInputError, PayloadError
+from pipeline.text import printable_text
 
 _JSON_VALUES = "a JSON object, array, string, number, boolean or null"
 _STORABLE = "text without NUL and lone surrogates"
@@ -244,15 +245,3 @@ def _quoted(value: Any) -> str:
 
 def _is_storable(text: str) -> bool:
     return text.isprintable() or _UNSTORABLE.search(text) is None
-
-
-def printable_text(text: str, limit: int = 300) -> str:
-    """The text with at most ``limit`` characters. Characters that are not printable are escaped."""
-    short = text if len(text) <= limit else f"{text[:limit]}…"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
-
-
-def single_line(text: object, limit: int = 200) -> str:
-    """The text with at most ``limit`` characters. Line breaks and what else is not printable become one space."""
-    whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    return " ".join("".join(char if char.isprintable() else " " for char in whole).split())[:limit]

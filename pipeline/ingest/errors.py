@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline.domain.errors import PipelineError
-from pipeline.domain.payloads import printable_text
+from pipeline.text import printable_text
 
 if TYPE_CHECKING:
     from pipeline.ingest.queue import QueueMessage

@@ -21,11 +21,12 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.payloads import distinct_keys, printable_text
+from pipeline.domain.payloads import distinct_keys
 from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.redis_client import require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table
 from pipeline.telemetry import spans
+from pipeline.text import printable_text
 
 DATA_FIELD = b"data"
 _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"

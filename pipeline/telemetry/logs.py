@@ -15,12 +15,16 @@ from uuid import UUID
 
 from opentelemetry import trace
 
+from pipeline.text import visible_text
+
 MAX_FIELDS, MAX_FIELD_LENGTH = 24, 200
 MAX_MESSAGE_LENGTH, MAX_STACK_LENGTH = 4_000, 16_000
 #: Celery logs the arguments of tasks there, at level DEBUG.
 QUIET_LOGGERS = ("celery.pool", "celery.worker.strategy")
 
 _LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+_KEPT = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  #: the line breaks, which ``PrettyFormatter`` splits at
 
 #: Attributes of every record; all others are extra fields.
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
@@ -74,12 +78,19 @@ class PrettyFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines."""
-        first, *rest = _LINE_BREAKS.split(self.inner.format(record))
+        first, *rest = _LINE_BREAKS.split(self.inner.format(_with_visible_message(record)))
         traced = _trace_fields(record)
         name = f" trace_id={traced['trace_id']}" if traced else ""
         return "\n".join(
             [first + name, *(f"    {line}" for line in rest)]
         )  # indented, so that no text can fake a log line
+
+
+def _with_visible_message(record: logging.LogRecord) -> logging.LogRecord:
+    """Return the record with hidden characters of its message escaped; a formatter may add colours to it."""
+    message = record.getMessage()
+    visible = visible_text(message, keep=_KEPT)
+    return record if visible == message else logging.makeLogRecord({**vars(record), "msg": visible, "args": None})
 
 
 def _trace_fields(record: logging.LogRecord) -> Mapping[str, str]:

@@ -83,6 +83,12 @@ def test_no_text_can_fake_a_log_line(end: str) -> None:
     assert len(logs.JsonFormatter().format(record).splitlines()) == 1
 
 
+def test_a_pretty_line_shows_hidden_characters_of_its_message() -> None:
+    record = logging.makeLogRecord({"msg": "refused %s", "args": ("99\u202e10\x1b[2J",)})
+    coloured = logging.Formatter("\x1b[31m%(message)s\x1b[0m")
+    assert logs.PrettyFormatter(coloured).format(record) == "\x1b[31mrefused 99\\u202e10\\x1b[2J\x1b[0m"
+
+
 def test_a_line_that_names_its_own_trace_keeps_it(seen: Seen) -> None:
     with seen.tracer.start_as_current_span("work"):
         assert line(trace_id="abc", span_id="def")["trace_id"] == "abc"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.domain.payloads import printable_text, single_line
+from pipeline.text import printable_text, single_line, visible_text
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,16 @@ def test_printable_text_is_escaped_and_cut(text: str, expected: str) -> None:
 )
 def test_a_single_line_has_no_breaks_and_ends_at_its_limit(text: object, expected: str) -> None:
     assert single_line(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("99,01\u00a0€ ü 世", "99,01\u00a0€ ü 世"),
+        ("99\u202e10\u2066", "99\\u202e10\\u2066"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("two\nlines\u2028\x1b[2J", "two\nlines\\u2028\\x1b[2J"),
+    ],
+)
+def test_text_that_hides_or_reorders_characters_is_escaped(text: str, expected: str) -> None:
+    assert visible_text(text, keep="\n") == expected
