@@ -385,7 +385,9 @@ class Settings(BaseSettings):
     def describe(self) -> list[SettingRow]:
         """Return every setting with its value, its default and its meaning."""
         return [
-            SettingRow(_variable(name), _display(getattr(self, name)), _display(field.default), field.description or "")
+            SettingRow(
+                _variable(name), _shown(name, getattr(self, name)), _display(field.default), field.description or ""
+            )
             for name, field in type(self).model_fields.items()
         ]
 
@@ -517,6 +519,15 @@ def _display(value: object) -> str:
         case str() if "://" in value:
             return ";".join(map(_without_password, value.split(";") if value.startswith("sentinel") else [value]))
     return str(value)
+
+
+def _shown(name: str, value: object) -> str:
+    """Return the value of a setting as it may be shown. The path of a webhook is often its secret."""
+    text = _display(value)
+    if name != "notify_url" or not text:
+        return text
+    parts = urlsplit(text)
+    return parts._replace(path="/***" if parts.path.strip("/") else parts.path, query="").geturl()
 
 
 def _short_duration(value: timedelta) -> str:

@@ -101,6 +101,7 @@ CREATE TABLE pipeline.handlers (
     ordered BOOLEAN DEFAULT false NOT NULL,
     after_failed_mutation TEXT DEFAULT 'prepare' NOT NULL,
     failure_policy JSONB DEFAULT '{}' NOT NULL,
+    publishes TEXT[] DEFAULT '{}' NOT NULL,
     retired BOOLEAN DEFAULT false NOT NULL,
     state JSONB,
     wake_at TIMESTAMP WITH TIME ZONE,
@@ -455,6 +456,41 @@ CREATE TABLE pipeline.sweeps (
     report JSONB,
     CONSTRAINT sweeps_pk PRIMARY KEY (name)
 )
+    """,
+    """
+CREATE TABLE pipeline.workers (
+    name TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    pool TEXT NOT NULL,
+    concurrency INTEGER NOT NULL,
+    queues TEXT[] NOT NULL,
+    workflows JSONB NOT NULL,
+    code_version TEXT NOT NULL,
+    package_version TEXT NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT workers_pk PRIMARY KEY (name)
+)
+    """,
+    """
+CREATE TABLE pipeline.samples (
+    workflow TEXT NOT NULL,
+    at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    span INTERVAL NOT NULL,
+    published INTEGER NOT NULL,
+    committed INTEGER NOT NULL,
+    stopped INTEGER NOT NULL,
+    mutated INTEGER NOT NULL,
+    uncertain INTEGER NOT NULL,
+    backlog INTEGER NOT NULL,
+    oldest_at TIMESTAMP WITH TIME ZONE,
+    unresolved INTEGER NOT NULL,
+    CONSTRAINT samples_pk PRIMARY KEY (workflow, at)
+)
+    """,
+    """
+CREATE INDEX samples_at ON pipeline.samples (at)
     """,
     """
 CREATE TABLE pipeline.notices (
@@ -884,6 +920,8 @@ TABLES = (
     "cursors",
     "breakers",
     "notices",
+    "workers",
+    "samples",
     "sweeps",
     "maintenance_tasks",
     "audit",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer
+from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer, sampler
 from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.background.notifier import LogNotifier, Notifier
 from pipeline.background.reconciler import DispatchReconcile, Reconciler
@@ -100,6 +100,9 @@ class Sweeps:
     def retention(self) -> SweepReport:
         return pruner.prune(self.db)
 
+    def samples(self) -> SweepReport:
+        return sampler.sample(self.db)
+
     def doctor(self) -> SweepReport:
         return doctor.check(self.db, allowed_unsafe_settings=self.allowed_unsafe_settings)
 
@@ -147,6 +150,7 @@ DUTIES: Mapping[str, Duty] = {
     "tick": Duty(timedelta(seconds=5), Sweeps.tick),
     "notices": Duty(timedelta(seconds=10), Sweeps.notices, moves_runs=False),
     "retention": Duty(timedelta(minutes=5), Sweeps.retention, moves_runs=False),
+    "samples": Duty(timedelta(minutes=1), Sweeps.samples, moves_runs=False),
     "doctor": Duty(timedelta(minutes=15), Sweeps.doctor, moves_runs=False),
 }
 PERIODS: Mapping[str, timedelta] = {name: duty.period for name, duty in DUTIES.items()}

@@ -62,6 +62,7 @@ def in_present_names(spec: WorkflowSpec, topics: Mapping[str, str], handlers: Ma
                 each,
                 name=handlers.get(each.name, each.name),
                 subscribes=tuple(topics.get(topic, topic) for topic in each.subscribes),
+                publishes=tuple(topics.get(topic, topic) for topic in each.publishes),
             )
             for each in spec.handlers
         ),

@@ -240,6 +240,7 @@ class HandlerSpec(ConsumerOptions):
     name: str
     kind: HandlerKind = HandlerKind.CONSUMER
     subscribes: tuple[str, ...] = ()
+    publishes: tuple[str, ...] = ()
     schedule: str | None = None  #: of a producer: when it changes, the next slot is booked anew
     first_run_at: datetime | None = None
 

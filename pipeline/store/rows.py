@@ -841,3 +841,69 @@ class ExistsRow(Protocol):
     """Whether any row was found."""
 
     is_found: bool
+
+
+class BucketRow(Protocol):
+    """The samples of a workflow in one span of time."""
+
+    workflow: str
+    at: datetime
+    span: timedelta
+    published: int
+    committed: int
+    stopped: int
+    mutated: int
+    uncertain: int
+    backlog: int
+    oldest_age: timedelta | None
+    unresolved: int
+
+
+# The installation
+
+
+class SweepRunRow(Protocol):
+    """When a sweep ran last, and what it did."""
+
+    name: str
+    last_run_at: datetime
+    report: Any
+
+
+class ServerRow(Protocol):
+    """The version of Postgres, and of the schema."""
+
+    server_version: str
+    schema_version: str
+
+
+class LastActRow(Protocol):
+    """When an operator or a sweep acted last; None: never."""
+
+    at: datetime | None
+
+
+class CalledOperationRow(OperationNameRow, Protocol):
+    """An operation that a handler called, as the ledger shows."""
+
+    handler: str
+    number: int
+
+
+class HighWaterRow(Protocol):
+    """How the installation stands, in a few values that change when something does."""
+
+    now: datetime
+    act_id: int | None
+    waiting: int
+    oldest_at: datetime | None
+    digest: str
+
+
+class WatchedItemRow(Protocol):
+    """Something whose changes operators see at once."""
+
+    kind: str
+    id: str
+    workflow: str
+    fingerprint: int

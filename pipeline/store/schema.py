@@ -250,6 +250,7 @@ class HandlerRow(Protocol):
     ordered: bool = column(default="false")
     after_failed_mutation: AfterFailedMutationText = column(default=AfterFailedMutation.PREPARE)
     failure_policy: Any = column(nullable=False, default="'{}'")
+    publishes: list[str] = column(default="'{}'")  #: the topics to which its code may publish
     retired: bool = column(default="false")
     state: Any
     wake_at: datetime | None
@@ -621,6 +622,58 @@ class SweepRow(Protocol):
 sweeps = table(
     "sweeps",
     SweepRow,
+)
+
+
+#: One row for each worker that runs, written by its main process. A worker that stops in order deletes its row.
+
+
+class WorkerRow(Protocol):
+    """A row of ``workers``."""
+
+    name: str = column(primary_key=True)  #: its Celery name and process id
+    host: str
+    pid: int
+    pool: str
+    concurrency: int
+    queues: list[str]
+    workflows: Any = column(nullable=False)  #: versions by name
+    code_version: str
+    package_version: str
+    started_at: datetime = column(default=NOW)
+    seen_at: datetime = column(default=NOW)
+
+
+workers = table(
+    "workers",
+    WorkerRow,
+)
+
+
+#: What happened in workflows since the sample before, and how they stand. One in which nothing happened has no row.
+
+
+class SampleRow(Protocol):
+    """A row of ``samples``."""
+
+    workflow: str
+    at: datetime = column(default=NOW)
+    span: timedelta  #: since the sample before
+    published: int  #: events
+    committed: int  #: runs
+    stopped: int  #: runs that ended without a commit
+    mutated: int  #: runs that ended and had a mutation
+    uncertain: int  #: of these, runs that left its outcome unknown
+    backlog: int  #: events that no run holds
+    oldest_at: datetime | None  #: when the oldest of these was published
+    unresolved: int  #: mutations whose outcome is unknown
+
+
+samples = table(
+    "samples",
+    SampleRow,
+    sa.PrimaryKeyConstraint("workflow", "at"),
+    index("samples_at", "at"),
 )
 
 

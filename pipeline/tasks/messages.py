@@ -5,7 +5,7 @@ A message that cannot be sent is not an error: the run is in Postgres and the ne
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -127,6 +127,15 @@ def queue_depth(connection: Any, queue: str) -> int:
             return int(channel.queue_declare(queue=queue, passive=True).message_count)
         except ChannelError:  # a queue that is empty may not exist
             return 0
+
+
+def queue_lengths(names: Collection[str]) -> dict[str, int] | None:
+    """How many messages wait in these queues and in those of every worker; None while the broker is away."""
+    with app.connection_for_read(connect_timeout=2) as connection:
+        try:
+            return {name: queue_depth(connection, name) for name in sorted({*names, *app.amqp.queues})}
+        except connection.connection_errors:
+            return None
 
 
 def dispatch_sweep(name: str) -> None:

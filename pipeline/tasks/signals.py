@@ -20,6 +20,8 @@ from pipeline.workflows.registration import register_workflows
 
 log = logging.getLogger(__name__)
 
+_watchdogs: list[watchdog.Watchdog] = []  #: of this process: none, or one
+
 
 @signals.worker_init.connect
 def check_startup(sender: Any, **_: Any) -> None:
@@ -72,6 +74,13 @@ def shut_down(**_: Any) -> None:
     stopping.join()
 
 
+@signals.worker_shutdown.connect
+def stop_watchdog(**_: Any) -> None:
+    """Stop the watchdog of this worker, and remove the record of the worker."""
+    while _watchdogs:
+        _watchdogs.pop().stop()
+
+
 def is_cold() -> bool:
     """Return whether this process was asked to end at once: a child by SIGTERM, a worker by SIGQUIT or a second signal.
 
@@ -86,7 +95,7 @@ def start_background_threads(sender: Any, **_: Any) -> None:
     forks = "prefork" in type(sender.pool).__module__
     telemetry.start_tracing(current_process().settings.otlp_endpoint, forks=forks)
     telemetry.start_metrics(current_process().settings, current_process().registry.workflows)
-    watchdog.start_watchdog(current_process(), sender.pool)
+    _watchdogs.append(watchdog.start_watchdog(current_process(), sender))
     broker_owner.check_broker_owner(current_process().db, current_process().settings.broker_url)
 
 

@@ -3,23 +3,29 @@
 - It recovers crashed runs when the worker starts, and at once the runs of a dead child.
 - It dispatches the sweeps while beat is gone.
 - It ends a worker whose consumer takes no messages any more. A supervisor cannot see that.
+- It records in the database that the worker runs, for operators.
 """
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import metadata
 from typing import Any
 
 from celery.worker import state
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.celery import app
 from pipeline.config import EXIT_RESTART
+from pipeline.domain.installation import WORKER_HEARTBEAT, WorkerInfo
 from pipeline.store.reads import work
 from pipeline.tasks import messages
 from pipeline.tasks.process import WorkerProcess
+from pipeline.transitions import installation
 from pipeline.worker import liveness
 from pipeline.worker.runner import process_name
 
@@ -58,8 +64,8 @@ class Watchdog:
     A long tick does not delay it: it checks the children at least twice a second.
     """
 
-    def __init__(self, here: WorkerProcess, pool: Any) -> None:
-        self.process, self.pool = here, pool
+    def __init__(self, here: WorkerProcess, worker: Any) -> None:
+        self.process, self.worker, self.pool = here, worker, worker.pool
         self.every = min(max(here.settings.tick.total_seconds() / 10, _SHORTEST_PERIOD), _LONGEST_PERIOD)
         self.stall = StallDetector(here.settings.stall_timeout)
         self._children = self._pids()
@@ -69,8 +75,11 @@ class Watchdog:
 
     def run(self) -> None:
         self._try(self.process.sweeps.recover_at_start)
+        self._try(self.record_worker)
         while not self._stop.wait(self.every):
             self._round += 1
+            if self._round % round(WORKER_HEARTBEAT.total_seconds() / self.every) == 0:
+                self._try(self.record_worker)
             self._try(self.recover_dead_children)
             if self._round % 10 == 0:
                 self._try(self.dispatch_late_sweeps)
@@ -81,6 +90,23 @@ class Watchdog:
             duty()
         except Exception:
             log.exception("the watchdog failed to %s and goes on", duty.__name__)
+
+    def record_worker(self) -> None:
+        """Record that this worker runs."""
+        try:
+            with self.process.db.autocommit() as tx:
+                installation.record_worker(tx, worker_info(self.process, self.worker))
+        except SQLAlchemyError as error:
+            log.warning("it could not be recorded that this worker runs: %s", str(error).partition("\n")[0])
+
+    def stop(self) -> None:
+        """Stop this thread, and remove the record of the worker."""
+        self._stop.set()
+        try:
+            with self.process.db.autocommit() as tx:
+                installation.remove_worker(tx, _worker_name(self.worker))
+        except SQLAlchemyError as error:
+            log.warning("the record of this worker could not be removed: %s", str(error).partition("\n")[0])
 
     def recover_dead_children(self) -> None:
         """Recover at once the runs of a child that is gone."""
@@ -131,11 +157,33 @@ class Watchdog:
         return {process.pid for process in processes if getattr(process, "pid", None)}
 
 
-def start_watchdog(process: WorkerProcess, pool: Any) -> None:
+def worker_info(process: WorkerProcess, worker: Any) -> WorkerInfo:
+    """Describe a worker by Celery's consumer of its messages."""
+    return WorkerInfo(
+        name=_worker_name(worker),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        pool=type(worker.pool).__module__.rpartition(".")[2],
+        concurrency=worker.controller.concurrency,
+        queues=tuple(app.amqp.queues.consume_from),
+        workflows={each.name: each.version for each in process.registry.workflows.values()},
+        code_version=process.settings.code_version,
+        package_version=metadata.version("pipeline"),
+    )
+
+
+def _worker_name(worker: Any) -> str:
+    """Return Celery's name of a worker and its process id: two workers may have the same name."""
+    return f"{worker.hostname}:{os.getpid()}"
+
+
+def start_watchdog(process: WorkerProcess, worker: Any) -> Watchdog:
     """Start the watchdog, and the thread that touches the liveness file; that thread waits for no server."""
-    threading.Thread(target=Watchdog(process, pool).run, name="pipeline-watchdog", daemon=True).start()
+    watchdog = Watchdog(process, worker)
+    threading.Thread(target=watchdog.run, name="pipeline-watchdog", daemon=True).start()
     if process.settings.liveness_file is not None:
         threading.Thread(target=liveness.touch_forever, args=(process.settings.liveness_file,), daemon=True).start()
+    return watchdog
 
 
 def _has_waiting_messages() -> bool:

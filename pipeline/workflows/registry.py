@@ -173,6 +173,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
             **options_of(consumer),
             name=consumer.name,
             subscribes=tuple(topic.name for topic in consumer.subscribes),
+            publishes=tuple(topic.name for topic in consumer.publishes),
         )
         for consumer in workflow.consumers.values()
     )
@@ -180,6 +181,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         HandlerSpec(
             name=producer.name,
             kind=HandlerKind.PRODUCER,
+            publishes=tuple(topic.name for topic in producer.publishes),
             renamed_from=producer.renamed_from,
             failures=producer.failures,
             schedule=producer.cron or f"every {producer.every}",

@@ -43,6 +43,8 @@ SQL_TEXT = re.compile(r"(?<!SELECT )'([a-z_:]+)'")
 #: Modules whose statements may read the audit: what operators are shown, what is checked, and what is pruned.
 AUDIT_READERS = {
     "pipeline/store/reads/attention.py",
+    "pipeline/store/reads/changes.py",
+    "pipeline/store/reads/installation.py",
     "pipeline/store/reads/invariants.py",
     "pipeline/store/reads/listings.py",
     "pipeline/store/reads/pages.py",

@@ -12,6 +12,7 @@ from pipeline.domain.values import HEADER_FIELDS
 from pipeline.store.database import Statement, Transaction, UnreadRow
 from pipeline.store.predicates import BEFORE_PREPARED, HELD_INPUT, IS_MISSING_WORKER
 from pipeline.store.rows import (
+    CalledOperationRow,
     CapacityRow,
     EventDeliveryRow,
     EventDeliveryStatusRow,
@@ -182,6 +183,13 @@ _RECENT_MUTATIONS = Statement[MutationIdRow]("""
 SELECT m.id FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
 WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id DESC LIMIT :limit
 """)
+#: No index knows which handler called what, so among the newest rows.
+_CALLED_OPERATIONS = Statement[CalledOperationRow]("""
+SELECT h.name AS handler, m.connector, m.operation, count(*) AS number
+FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
+JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE m.workflow = :workflow GROUP BY h.name, m.connector, m.operation ORDER BY h.name, m.connector, m.operation
+""")
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
 _UNSENT_RUNS = Statement[UnsentRunRow](f"""
@@ -320,6 +328,11 @@ def recent_mutations(
     """The newest mutations of a status that nothing waits for any more."""
     given = {"status": status, "workflow": workflow, "recent": recent, "limit": limit}
     return [row.id for row in tx.all(_RECENT_MUTATIONS, **given)]
+
+
+def called_operations(tx: Transaction, workflow: str, *, recent: int) -> Sequence[CalledOperationRow]:
+    """Operations that the handlers of a workflow called, in the newest rows of the ledger."""
+    return tx.all(_CALLED_OPERATIONS, workflow=workflow, recent=recent)
 
 
 def unsent_runs(tx: Transaction, handler: HandlerRow, *, limit: int) -> Sequence[UnsentRunRow]:

@@ -137,7 +137,7 @@ def _next_value(column: str, table: str, condition: str, after: str = "") -> str
     return f"(SELECT o.{column} FROM {table} o WHERE {condition}{later} ORDER BY o.{column} LIMIT 1)"
 
 
-def _distinct_values(name: str, column: str, table: str, condition: str) -> str:
+def distinct_values(name: str, column: str, table: str, condition: str) -> str:
     """Return a part of a statement with the distinct values of an indexed column, each found by one step in the index.
 
     The last row is NULL. The step repeats the condition of the partial index.
@@ -153,8 +153,8 @@ _PENDING = f"o.status = '{DeliveryStatus.PENDING}'"
 #: The facts of the workflows in which something may be due. The cost depends on what is open, not on how many
 #: workflows there are: those with pending events, with runs to retry, with a slot or a wake-up whose time has come.
 DUE_FACTS = Statement[HandlerFactsRow](f"""
-WITH RECURSIVE {_distinct_values("waiting", "handler_id", "pipeline.deliveries", _PENDING)},
-{_distinct_values("retrying", "workflow", "pipeline.runs", "o.retry_pending")}
+WITH RECURSIVE {distinct_values("waiting", "handler_id", "pipeline.deliveries", _PENDING)},
+{distinct_values("retrying", "workflow", "pipeline.runs", "o.retry_pending")}
 SELECT * FROM pipeline.handler_facts(ARRAY(
   SELECT h.workflow FROM pipeline.handlers h
   WHERE h.id = ANY(ARRAY(SELECT handler_id FROM waiting)) AND NOT h.retired

@@ -86,7 +86,7 @@ MOVE_HANDLERS = _move("handlers")
 #: By what is moved, as the audit and the log count it.
 MOVE_REST = {
     name: _move(name)
-    for name in ("sessions", "topics", "subscriptions", "events", "maintenance_tasks", "audit", "renames")
+    for name in ("sessions", "topics", "subscriptions", "events", "maintenance_tasks", "audit", "renames", "samples")
 }
 DELETE_WORKFLOW = Command("DELETE FROM pipeline.workflows WHERE name = :former")
 

@@ -1,0 +1,224 @@
+"""Report on the installation: workers, sweeps, versions, settings, queues, and whether all of it is well."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from importlib import metadata
+from platform import python_version
+from typing import Any
+
+from pipeline.config import Settings
+from pipeline.domain.installation import is_worker_gone
+from pipeline.store import migrate
+from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import installation, work
+from pipeline.store.reads.durability import durability_findings
+from pipeline.store.reads.invariants import LATE_EFFECTS, Severity
+from pipeline.store.rows import SweepRunRow
+from pipeline.store.schema import WorkerRow
+
+_PACKAGES = ("pipeline", "celery", "kombu", "redis", "SQLAlchemy")
+#: Of these names of queues to the number of waiting messages; None while the broker is away.
+QueueLengths = Callable[[Collection[str]], Mapping[str, int] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker as it described itself, and whether it still runs."""
+
+    name: str
+    host: str
+    pid: int
+    pool: str
+    concurrency: int
+    queues: tuple[str, ...]
+    workflows: Mapping[str, int]  #: versions by name
+    code_version: str  #: as set by the operator; empty if unset
+    package_version: str  #: of Pipeline
+    started_at: datetime
+    seen_at: datetime  #: when it last recorded that it runs
+    is_gone: bool  #: it missed three heartbeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """A sweep, when it ran last and when it is due."""
+
+    name: str
+    period: timedelta
+    last_run_at: datetime | None  #: none: it never ran
+    due_at: datetime | None
+    is_late: bool  #: it has not run for three of its periods
+    report: Mapping[str, int]  #: what its last run did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingStatus:
+    """A setting; secrets and passwords are masked."""
+
+    variable: str
+    value: str
+    default: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsafeSetting:
+    """A setting of Postgres with which a crash may forget a commit."""
+
+    subject: str
+    detail: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Whether workers, beat and the doctor are well, and when an operator or a sweep acted last."""
+
+    at: datetime
+    workers: int  #: that run
+    gone_workers: int  #: that were killed within the last day
+    late_sweeps: tuple[str, ...]
+    doctor_at: datetime | None  #: when the doctor last checked the invariants
+    broken: int  #: invariants that were broken then
+    last_act_at: datetime | None  #: of any act in the audit; the last question was settled then or before
+
+    @property
+    def are_workers_well(self) -> bool:
+        return self.workers > 0
+
+    @property
+    def is_beat_well(self) -> bool:
+        return not self.late_sweeps
+
+    @property
+    def is_doctor_well(self) -> bool:
+        return self.doctor_at is not None and not self.broken
+
+    @property
+    def is_well(self) -> bool:
+        return self.are_workers_well and self.is_beat_well and self.is_doctor_well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemReport:
+    """Everything about the installation."""
+
+    health: Health
+    workers: tuple[WorkerStatus, ...]
+    sweeps: tuple[SweepStatus, ...]
+    schema_version: str  #: of the database
+    expected_schema_version: str  #: of this code
+    versions: Mapping[str, str]  #: of packages, of Python, and of the Postgres server
+    settings: tuple[SettingStatus, ...]  #: of the process that reports
+    unsafe_settings: tuple[UnsafeSetting, ...]
+    queues: Mapping[str, int] | None  #: waiting messages by queue; None: the broker was not asked, or is away
+
+
+def health(db: Database, sweep_periods: Mapping[str, timedelta]) -> Health:
+    """Return whether workers, beat and the doctor are well."""
+    with db.transaction() as tx:
+        return _health(tx.clock(), _workers(tx), _sweeps(tx, sweep_periods), installation.last_act_at(tx))
+
+
+def system_report(
+    db: Database,
+    settings: Settings,
+    sweep_periods: Mapping[str, timedelta],
+    queue_lengths: QueueLengths | None = None,
+) -> SystemReport:
+    """Report on the installation. ``queue_lengths`` asks the broker, for callers that know Celery."""
+    with db.transaction() as tx:
+        workers, sweeps = _workers(tx), _sweeps(tx, sweep_periods)
+        found = _health(tx.clock(), workers, sweeps, installation.last_act_at(tx))
+        server = installation.server(tx)
+        unsafe = durability_findings(tx, allowed=settings.allowed_unsafe_settings)
+    names = {queue for worker in workers for queue in worker.queues}
+    return SystemReport(
+        health=found,
+        workers=workers,
+        sweeps=sweeps,
+        schema_version=server.schema_version,
+        expected_schema_version=migrate.expected_version(),
+        versions=_versions(server.server_version),
+        settings=tuple(
+            SettingStatus(variable=row.variable, value=row.value, default=row.default, description=row.meaning)
+            for row in settings.describe()
+        ),
+        unsafe_settings=tuple(
+            UnsafeSetting(subject=each.subject, detail=each.detail, advice=each.advice) for each in unsafe
+        ),
+        queues=None if queue_lengths is None else queue_lengths(sorted(names)),
+    )
+
+
+def list_workers(db: Database) -> tuple[WorkerStatus, ...]:
+    """List workers that run, and those that were killed within the last day."""
+    with db.transaction() as tx:
+        return _workers(tx)
+
+
+def _versions(server_version: str) -> dict[str, str]:
+    found = {name: metadata.version(name) for name in _PACKAGES}
+    return {**found, "python": python_version(), "postgres": server_version}
+
+
+def _workers(tx: Transaction) -> tuple[WorkerStatus, ...]:
+    now = tx.clock()
+    return tuple(_worker_status(row, now) for row in installation.workers(tx))
+
+
+def _worker_status(row: WorkerRow, now: datetime) -> WorkerStatus:
+    return WorkerStatus(
+        name=row.name,
+        host=row.host,
+        pid=row.pid,
+        pool=row.pool,
+        concurrency=row.concurrency,
+        queues=tuple(row.queues),
+        workflows=row.workflows,
+        code_version=row.code_version,
+        package_version=row.package_version,
+        started_at=row.started_at,
+        seen_at=row.seen_at,
+        is_gone=is_worker_gone(row.seen_at, now),
+    )
+
+
+def _sweeps(tx: Transaction, periods: Mapping[str, timedelta]) -> tuple[SweepStatus, ...]:
+    runs, late = installation.sweep_runs(tx), frozenset(work.overdue_sweeps(tx, periods))
+    return tuple(_sweep_status(name, every, runs.get(name), name in late) for name, every in periods.items())
+
+
+def _sweep_status(name: str, period: timedelta, row: SweepRunRow | None, is_late: bool) -> SweepStatus:
+    return SweepStatus(
+        name=name,
+        period=period,
+        last_run_at=row.last_run_at if row is not None else None,
+        due_at=row.last_run_at + period if row is not None else None,
+        is_late=is_late,
+        report=(row.report or {}) if row is not None else {},
+    )
+
+
+def _health(
+    now: datetime, workers: Collection[WorkerStatus], sweeps: Collection[SweepStatus], last_act_at: datetime | None
+) -> Health:
+    doctor = next((each for each in sweeps if each.name == "doctor"), None)
+    return Health(
+        at=now,
+        workers=sum(not worker.is_gone for worker in workers),
+        gone_workers=sum(worker.is_gone for worker in workers),
+        late_sweeps=tuple(each.name for each in sweeps if each.is_late),
+        doctor_at=doctor.last_run_at if doctor is not None else None,
+        broken=_broken(doctor.report) if doctor is not None else 0,
+        last_act_at=last_act_at,
+    )
+
+
+def _broken(report: Mapping[str, Any]) -> int:
+    """Return how many findings of the doctor are broken promises. Late effects are reported as what they are."""
+    prefix = f"{Severity.BROKEN}: "
+    return sum(
+        count for name, count in report.items() if name.startswith(prefix) and name.removeprefix(prefix) != LATE_EFFECTS
+    )
