@@ -35,6 +35,10 @@ _ISO = TypeAdapter(timedelta)
 _RESEMBLANCE = 0.75  #: how alike, from 0 to 1, an unknown name and a setting are if the name is a misspelling
 _ignored_names: set[str] = set()
 
+EXIT_USAGE = 2  #: exit code of a command that was called with what it cannot accept
+EXIT_DATABASE = 3  #: exit code of a command whose database is unreachable or at another version
+EXIT_NOT_FOUND = 5  #: exit code of a command that was given an unknown name or id
+EXIT_REFUSED = 6  #: exit code of an act that was refused, or that was formed on a state that has changed
 EXIT_UNSAFE = 78  #: exit code of a process that must not start: an operator must change something first
 EXIT_ATTENTION = 4  #: exit code of a check that found something that waits for an operator
 EXIT_RESTART = 75  #: exit code of a process that should be started again: a restart may help

@@ -14,6 +14,7 @@ from sqlalchemy import CheckConstraint, Column, ForeignKeyConstraint, Index, Tab
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import Constraint
 
+from pipeline.admin import problem_types
 from pipeline.config import Settings
 from pipeline.domain import errors
 from pipeline.domain.states import (
@@ -194,6 +195,25 @@ def error_tree() -> str:
         "Everything this package raises on purpose. An error names what was asked, what was found and what would "
         "have been accepted; the rows are unchanged.",
         "\n".join(_error_lines(errors.PipelineError, 0)),
+        section(
+            "Problems",
+            "How people meet an error: the HTTP API answers with a problem (RFC 9457) whose `type` is "
+            f"`{problem_types.TYPE_PREFIX}` and the slug, the command `pipeline` ends with the exit code. An error "
+            "that is not in the table is reported as its nearest base that is.",
+            table(
+                ["slug", "HTTP status", "exit code", "title", "errors"],
+                (
+                    (
+                        code(each.slug),
+                        str(each.status),
+                        "" if each.exit_code is None else str(each.exit_code),
+                        each.title,
+                        ", ".join(code(kind.__name__) for kind in each.errors),
+                    )
+                    for each in problem_types.PROBLEM_TYPES
+                ),
+            ),
+        ),
     )
 
 

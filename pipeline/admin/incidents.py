@@ -8,7 +8,7 @@ from uuid import UUID
 from pipeline.admin import advice
 from pipeline.admin.operations import RegisteredOperation, operations_by_name
 from pipeline.admin.resolutions import MutationSummary, Resolutions
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import NotFoundError
 from pipeline.domain.incidents import Question, QuestionGroup, grouped_questions
 from pipeline.store.reads import ledger
 from pipeline.store.rows import OpenQuestionRow
@@ -52,9 +52,10 @@ def incident_mutations(resolutions: Resolutions, incident_id: str) -> list[Mutat
     for group in _groups(rows):
         if group.is_named(incident_id):
             return resolutions.mutations_by_id([question.mutation_id for question in group.questions])
-    raise InvalidInputError(
-        f"There is no open incident {incident_id!r}; it may have been resolved meanwhile. `pipeline attention` lists "
-        "the open ones. Nothing was changed."
+    raise NotFoundError(
+        "open incident",
+        incident_id,
+        hint="It may have been resolved meanwhile. `pipeline attention` lists the open ones. Nothing was changed.",
     )
 
 

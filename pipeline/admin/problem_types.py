@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from pipeline.client import RefusedError, UnavailableError
-from pipeline.config import EXIT_UNSAFE, SettingsError
+from pipeline.config import EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNSAFE, EXIT_USAGE, SettingsError
 from pipeline.domain.errors import (
     HandlerError,
     IllegalTransitionError,
@@ -27,8 +27,7 @@ from pipeline.domain.errors import (
     UnresolvedError,
 )
 
-EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_REFUSED = 1, 2, 3, 5, 6
-EXIT_SETTINGS = EXIT_UNSAFE
+TYPE_PREFIX = "urn:pipeline:problem:"  #: of the `type` in answers of the API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ PROBLEM_TYPES = (
         slug="wrong-settings",
         title="The settings cannot be used",
         status=500,
-        exit_code=EXIT_SETTINGS,
+        exit_code=EXIT_UNSAFE,
         errors=(SettingsError,),
     ),
     ProblemType(
@@ -166,3 +165,9 @@ _BY_ERROR = {kind: each for each in PROBLEM_TYPES for kind in each.errors}
 def problem_type(error: BaseException) -> ProblemType | None:
     """Return the type of an expected error by its nearest listed base; None for any other error."""
     return next((_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _BY_ERROR), None)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a command that ended with an expected error."""
+    kind = problem_type(error)
+    return EXIT_REFUSED if kind is None or kind.exit_code is None else kind.exit_code

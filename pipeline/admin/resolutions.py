@@ -205,7 +205,7 @@ class Resolutions:
             rows = ledger.mutations_by_status(tx, statuses=tuple(MutationStatus), ids=[mutation_id], limit=1)
             found = _summaries(tx, rows)
         if not found:
-            raise InvalidInputError(f"There is no mutation {mutation_id}. `pipeline mutations` lists those that wait.")
+            raise NotFoundError("mutation", mutation_id, hint="`pipeline mutations` lists those that wait.")
         return found[0]
 
     def mutations_by_id(self, ids: Sequence[UUID]) -> list[MutationSummary]:

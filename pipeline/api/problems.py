@@ -11,13 +11,12 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pipeline.admin.problem_types import BY_SLUG, ProblemType, problem_type
+from pipeline.admin.problem_types import BY_SLUG, TYPE_PREFIX, ProblemType, problem_type
 from pipeline.domain.errors import PipelineError
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-TYPE_PREFIX = "urn:pipeline:problem:"
 _SLUG_OF_STATUS = {
     400: "bad-request",
     401: "unauthenticated",

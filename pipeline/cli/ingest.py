@@ -22,7 +22,7 @@ import typer
 
 from pipeline.cli import common, metrics, tables
 from pipeline.cli.commands import CommandGroup
-from pipeline.config import EXIT_RESTART, Settings
+from pipeline.config import EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_RESTART, Settings
 from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import Limits
@@ -36,7 +36,7 @@ from pipeline.store.database import Database
 from pipeline.telemetry import logs
 from pipeline.worker import liveness
 
-EXIT_USAGE, EXIT_DATABASE, EXIT_POISON = 2, 3, 65
+EXIT_POISON = 65
 _HOUR = 3_600_000
 _WEEK = 7 * 24 * _HOUR
 
@@ -274,7 +274,7 @@ def _set_up_logging() -> None:
 
 
 @contextmanager
-def _exit_on_error(missing: int = EXIT_USAGE) -> Iterator[None]:
+def _exit_on_error(missing: int = EXIT_NOT_FOUND) -> Iterator[None]:
     """Turn an expected error into a sentence and an exit code."""
     codes: dict[type[Exception], int] = {NoStreamError: missing, LockedError: EXIT_DATABASE, QueueError: EXIT_RESTART}
     try:

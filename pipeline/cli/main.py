@@ -16,18 +16,21 @@ from typing import Annotated, Any, NamedTuple, TextIO, cast
 import typer
 
 from pipeline.cli.commands import CommandGroup, PlainGroup
-from pipeline.config import EXIT_ATTENTION
+from pipeline.config import EXIT_ATTENTION, EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNSAFE, EXIT_USAGE
 
-EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_BROKEN, EXIT_INTERRUPTED = 1, 130
 EXIT_BROKEN_PIPE = 141  #: what a shell reports of a program that SIGPIPE ended
 #: What each exit code means.
 EXIT_CODES = {
     0: "done",
     EXIT_BROKEN: "the doctor found a broken invariant, chaos or bench found a disagreement, some of many acts were "
     "refused, or there was more to act on than fits into one command",
-    EXIT_USAGE: "wrong usage, an unknown name or id, a refused act, or wrong settings",
+    EXIT_USAGE: "wrong usage: an option or a value that cannot be accepted",
     EXIT_DATABASE: "the database is unreachable, or not at the version this code needs",
     EXIT_ATTENTION: "`pipeline attention --check`: something waits for an operator",
+    EXIT_NOT_FOUND: "an unknown name or id",
+    EXIT_REFUSED: "a refused act, or one that was formed on a state that has changed",
+    EXIT_UNSAFE: "wrong settings",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
     EXIT_BROKEN_PIPE: "the reader of the output left, as `head` does; what the command did is done",
 }

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.cli.main import EXIT_DATABASE, EXIT_USAGE
+from pipeline.admin import problem_types
 from pipeline.config import Settings, SettingsError
-from pipeline.domain.errors import PipelineError, SchemaVersionError
+from pipeline.domain.errors import PipelineError
 from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction, describe_error, is_disconnected, is_read_only, is_transient
@@ -27,15 +27,9 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> None:
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         app(args=[*arguments], prog_name="pipeline")
-    except SchemaVersionError as error:
-        problem.print(str(error))
-        sys.exit(EXIT_DATABASE)
-    except DBAPIError as error:
-        problem.print(_describe_database_error(error))
-        sys.exit(EXIT_DATABASE)
-    except (SettingsError, PipelineError) as error:
-        problem.print(str(error))
-        sys.exit(EXIT_USAGE)
+    except (DBAPIError, SettingsError, PipelineError) as error:
+        problem.print(_describe_database_error(error) if isinstance(error, DBAPIError) else str(error))
+        sys.exit(problem_types.exit_code(error))
 
 
 def prepare_context(context: typer.Context, database_url: str | None) -> None:

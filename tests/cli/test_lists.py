@@ -91,7 +91,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_name(db: Database, pi
         ("quarantine", "list", "--workflow", "biling"),
     ):
         refused = pipeline(*command)
-        assert refused.code == 2, command
+        assert refused.code == 5, command
         assert "There is no workflow 'biling'. Known: billing. Did you mean 'billing'?" in refused.err, command
     assert "Did you mean 'send'?" in pipeline("runs", "--workflow", "billing", "--handler", "sent").err
     assert "Did you mean 'orders.paid'?" in pipeline("events", "--workflow", "billing", "--topic", "order.paid").err

@@ -49,7 +49,7 @@ def test_resume_lifts_blocks_for_operators_and_is_refused_over_an_unknown_outcom
     assert "1 block was lifted" in pipeline("resume", "billing", "-m", "new password").out
     row = scenarios.an_indeterminate_mutation(db, "order-2")
     refused = pipeline("resume", "billing", "-m", "go on")
-    assert (refused.code, str(row.id) in refused.err) == (2, True)
+    assert (refused.code, str(row.id) in refused.err) == (6, True)
     assert "Resolve it first" in refused.err
 
 
@@ -80,7 +80,7 @@ def test_a_request_is_shown_and_then_approved_exactly_as_shown(db: Database, pip
     assert the_mutation(db, row.id).approved_by == "ada"
     assert the_run(db, row.run_id).status == "active"
     again = pipeline("approve", str(row.id))
-    assert (again.code, "needs it to be pending" in again.err or "Cannot approve" in again.err) == (2, True)
+    assert (again.code, "needs it to be pending" in again.err or "Cannot approve" in again.err) == (6, True)
     assert audited(db) == [("mutation.approve", "ada", "within budget")]
     assert "approved" in pipeline("mutations", str(row.id)).out
 

@@ -43,7 +43,7 @@ def test_a_mutation_is_resolved_with_a_reason_and_refused_without(run: Inline, p
     done = pipeline("resolve", "happened", first, "-m", "it is in the outbox", "--no-result")
     assert (done.code, len(listed(pipeline))) == (0, 2), done.err
     again = pipeline("resolve", "skip", first, "-m", "changed my mind")
-    assert (again.code, "applied" in again.err) == (2, True)
+    assert (again.code, "applied" in again.err) == (6, True)
     nonsense = pipeline("resolve", "skip", "seven", "-m", "x")
     assert "'seven' is not the id of a mutation" in nonsense.err
     _settle(run)
@@ -125,7 +125,7 @@ def test_a_plan_prints_the_requests_that_would_be_sent(db: Database, pipeline: P
     ]
     assert "mail.send: 2" in pipeline("plan", "counter").out
     unknown = pipeline("plan", "nowhere")
-    assert (unknown.code, "There is no workflow 'nowhere'. Known: counter" in unknown.err) == (2, True)
+    assert (unknown.code, "There is no workflow 'nowhere'. Known: counter" in unknown.err) == (5, True)
     assert run.runs() == []
 
 

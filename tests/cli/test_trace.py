@@ -128,7 +128,7 @@ def test_ambiguous_and_unknown_ids_are_refused(db: Database, pipeline: Pipeline)
     assert f"`pipeline trace message:{event}`" in several.err
     assert pipeline("trace", f"event:{event}").code == 0
     nothing = pipeline("trace", "nowhere")
-    assert (nothing.code, "There is no event, message, run" in nothing.err) == (2, True)
+    assert (nothing.code, "There is no event, message, run" in nothing.err) == (5, True)
 
 
 def test_a_large_tree_is_cut_at_the_limit(db: Database, pipeline: Pipeline) -> None:

@@ -59,8 +59,8 @@ def command(
         ((), 2, "expected --workflow"),
         (("--workflow", "billing"), 2, "expected --topic"),
         (TARGET, 2, "stream is ''"),
-        (("--workflow", "biling", "--topic", "orders.paid", "--stream", "s"), 2, "There is no workflow 'biling'"),
-        (("--workflow", "billing", "--topic", "paid", "--stream", "s"), 2, "Known: orders.paid"),
+        (("--workflow", "biling", "--topic", "orders.paid", "--stream", "s"), 5, "There is no workflow 'biling'"),
+        (("--workflow", "billing", "--topic", "paid", "--stream", "s"), 5, "Known: orders.paid"),
         ((*TARGET, "--stream", "s", "--batch", "0"), 2, "--batch"),
         ((*TARGET, "--stream", "s", "--block-ms", "9" * 20), 2, "--block-ms"),
         (("recover", *TARGET, "--stream", "s", "--claim-idle-ms", "9" * 20), 2, "--claim-idle-ms"),
@@ -109,7 +109,7 @@ def test_a_redis_url_from_the_environment_is_not_a_misplaced_option(command: Com
 
 def test_backlog_of_a_missing_stream_does_not_create_it(command: Command, place: Place) -> None:
     code, output = command("backlog", "--stream", place.stream, "--json")
-    assert (code, "Check both names" in output) == (2, True), output
+    assert (code, "Check both names" in output) == (5, True), output
     assert not place.raw.exists(place.stream)
 
 
@@ -119,14 +119,14 @@ def test_a_key_that_is_not_a_stream_is_a_wrong_name_and_not_a_failure_of_redis(
 ) -> None:
     place.raw.set(place.stream, "no stream")
     code, output = command(*what, "--stream", place.stream)
-    assert (code, "correct the name" in output) == (2, True), output
+    assert (code, "correct the name" in output) == (5, True), output
 
 
 def test_parking_in_a_stream_or_group_that_is_not_there_is_a_wrong_name(command: Command, place: Place) -> None:
     place.add({"n": 1})
     for stream in (place.stream, f"{place.stream}x"):
         code, output = command("park", "1-1", "--stream", stream, "--group", "absent")
-        assert (code, "Check both names" in output) == (2, True), output
+        assert (code, "Check both names" in output) == (5, True), output
 
 
 def test_it_does_not_start_on_a_database_of_another_version(command: Command, place: Place, db: Database) -> None:
