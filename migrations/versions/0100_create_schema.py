@@ -554,6 +554,27 @@ CREATE TABLE pipeline.archive (
 )
     """,
     """
+CREATE TABLE pipeline.proposals (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    mutation_id UUID NOT NULL,
+    act TEXT NOT NULL,
+    answer JSONB NOT NULL,
+    state TEXT NOT NULL,
+    proposed_by TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    proposed_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    confirmed_by TEXT,
+    closed_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT proposals_pk PRIMARY KEY (id),
+    CONSTRAINT proposals_confirmed_is_closed CHECK ((confirmed_by IS NOT NULL) <= (closed_at IS NOT NULL)),
+    CONSTRAINT proposals_confirmed_by_another CHECK (confirmed_by <> proposed_by),
+    CONSTRAINT proposals_act_known CHECK (act IN ('happened', 'did_not_happen', 'approve'))
+)
+    """,
+    """
+CREATE UNIQUE INDEX proposals_open ON pipeline.proposals (mutation_id) WHERE closed_at IS NULL
+    """,
+    """
 CREATE TABLE pipeline.bulk_previews (
     id UUID DEFAULT pipeline.uuid7() NOT NULL,
     act TEXT NOT NULL,
@@ -910,6 +931,7 @@ EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 )
 
 TABLES = (
+    "proposals",
     "operations",
     "saved_views",
     "api_requests",

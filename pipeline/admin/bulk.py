@@ -16,6 +16,7 @@ from pipeline.admin.given_results import GivenResult
 from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineEntry, QuarantineFilter
 from pipeline.admin.resolutions import (
+    PROPOSED_TEXT,
     MutationFilter,
     MutationSummary,
     Resolution,
@@ -286,12 +287,13 @@ class BulkActs:
                 continue
             try:
                 if act is BulkAct.APPROVE:
-                    self.resolutions.approve(mutation, by, state=item["state"])
+                    if self.resolutions.approve(mutation, by, state=item["state"]) is not None:
+                        refused[item["subject"]] = PROPOSED_TEXT
                 else:
                     self.resolutions.reject(mutation.id, by, state=item["state"])
             except PipelineError as error:
                 refused[item["subject"]] = str(error)
-            else:
+            if item["subject"] not in refused:
                 updated.append(item["subject"])
         return updated, refused
 

@@ -22,6 +22,7 @@ from pipeline.domain.errors import (
     QuietPeriodError,
     ReservationError,
     SchemaVersionError,
+    SecondApprovalError,
     StaleWriteError,
     StateChangedError,
     UnresolvedError,
@@ -90,6 +91,13 @@ PROBLEM_TYPES = (
         status=409,
         exit_code=EXIT_REFUSED,
         errors=(QuietPeriodError,),
+    ),
+    ProblemType(
+        slug="second-approval",
+        title="Another person must confirm it",
+        status=409,
+        exit_code=EXIT_REFUSED,
+        errors=(SecondApprovalError,),
     ),
     ProblemType(
         slug="unresolved-outcome",

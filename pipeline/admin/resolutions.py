@@ -18,11 +18,13 @@ from uuid import UUID
 from pipeline.admin import advice, given_results
 from pipeline.admin.given_results import GivenResult, Operations
 from pipeline.admin.operations import RegisteredOperation, operations_by_name
+from pipeline.admin.second_approvals import Proposal, proposal
 from pipeline.connectors.sdk import Grade
 from pipeline.domain.declared_results import DeclaredResult
-from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError, SecondApprovalError
 from pipeline.domain.mutation_state import state_token
 from pipeline.domain.redaction import BY_NAME
+from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import MutationId, MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
@@ -30,12 +32,13 @@ from pipeline.store.reads import ledger, listings, work
 from pipeline.store.rows import UnresolvedMutationRow
 from pipeline.store.schema import MutationRow
 from pipeline.telemetry import spans
-from pipeline.transitions import resolution
+from pipeline.transitions import resolution, second_approvals
 
 KEY = "idempotency_key"
 
 _PAGE_SIZE = 10_000  #: rows of the ledger read in one transaction
 _AFTER_ALL_IDS = UUID(int=2**128 - 1)
+PROPOSED_TEXT = "Its value needs two people: it was proposed, and another person must give the same answer."
 UNREGISTERED = "(no worker has registered its operation)"  #: shown instead of a parameter
 
 
@@ -223,9 +226,10 @@ class Resolutions:
         result: GivenResult | None = None,
         is_refused: bool = False,
         state: str | None = None,
-    ) -> None:
+    ) -> Proposal | None:
         """Resolve one mutation. Refused while its request may still arrive, and when its state changed.
 
+        A mutation of a high value needs two people: the first answer is only proposed, and the proposal is returned.
         ``is_refused``: with did_not_happen, the outside system itself refused the request; a repeat gets a new key.
         ``state`` is the token of the state that the operator saw; by default the state at the begin of this call.
         """
@@ -234,25 +238,37 @@ class Resolutions:
             raise InvalidInputError(f"A refusal was given with {kind}; expected it with did_not_happen only.")
         row, operation = self._row(mutation_id)
         who, value = self._stated_result(row, operation, by, result)
-        with self._traced_transaction(mutation_id, kind, who) as tx:
-            shown = state_token(row) if state is None else state
-            if is_refused:
-                resolution.did_not_happen(tx, MutationId(mutation_id), who, is_refused=True, state=shown)
-            else:
-                self._resolve(tx, MutationId(mutation_id), kind, who, value, shown)
+        shown = state_token(row) if state is None else state
+        try:
+            with self._traced_transaction(mutation_id, kind, who) as tx:
+                if is_refused:
+                    resolution.did_not_happen(tx, MutationId(mutation_id), who, is_refused=True, state=shown)
+                else:
+                    self._resolve(tx, MutationId(mutation_id), kind, who, value, shown)
+        except SecondApprovalError as error:
+            answer = {"result": value} if kind is ResolutionKind.HAPPENED else {"is_refused": is_refused}
+            return self._propose(error, answer, who, shown)
         self.wake_workflow(row.workflow)
+        return None
 
     def fetch_result(self, mutation_id: UUID, external_id: str) -> Any:
         """Return the result that the outside system has under an id, checked. Nothing is recorded."""
         row, operation = self._row(mutation_id)
         return given_results.checked_result(self.operations, row, operation, GivenResult(external_id=external_id))
 
-    def approve(self, mutation: MutationSummary, by: Actor, *, state: str | None = None) -> None:
-        """Approve exactly this request in the state that was shown; a changed request is not sent."""
-        with self._traced_transaction(mutation.id, "approve", by) as tx:
-            shown = mutation.state if state is None else state
-            resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash, state=shown)
+    def approve(self, mutation: MutationSummary, by: Actor, *, state: str | None = None) -> Proposal | None:
+        """Approve exactly this request in the state that was shown; a changed request is not sent.
+
+        A request of a high value needs two people: the first approval is only proposed, and the proposal is returned.
+        """
+        shown = mutation.state if state is None else state
+        try:
+            with self._traced_transaction(mutation.id, "approve", by) as tx:
+                resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash, state=shown)
+        except SecondApprovalError as error:
+            return self._propose(error, {"request_hash": mutation.request_hash}, by, shown)
         self.dispatch_run(mutation.run_id)
+        return None
 
     def reject(self, mutation_id: UUID, by: Actor, *, state: str | None = None) -> None:
         """Reject a request: it is never sent, and its events are skipped."""
@@ -276,6 +292,11 @@ class Resolutions:
                 who, value = self._stated_result(*self._row(item.mutation.id), who, item.result)
                 with self._traced_transaction(item.mutation.id, item.kind, who) as tx:
                     self._resolve(tx, MutationId(item.mutation.id), item.kind, who, value, item.mutation.state)
+            except SecondApprovalError as error:
+                answer = {"result": value} if item.kind is ResolutionKind.HAPPENED else {"is_refused": False}
+                self._propose(error, answer, who, item.mutation.state)
+                done.refused[item.mutation.id] = PROPOSED_TEXT
+                continue
             except PipelineError as error:
                 done.refused[item.mutation.id] = str(error)
                 continue
@@ -296,6 +317,12 @@ class Resolutions:
             except PipelineError as error:
                 found[item.mutation.id] = str(error)
         return found
+
+    def _propose(self, needed: SecondApprovalError, answer: Mapping[str, Any], by: Actor, state: str) -> Proposal:
+        """Keep an answer that another person must confirm."""
+        with self.db.transaction() as tx:
+            mutation_id, act = MutationId(needed.mutation_id), ProposedAct(needed.act)
+            return proposal(second_approvals.propose(tx, mutation_id, act, answer, by, state=state))
 
     def _stated_result(
         self, row: MutationRow, operation: RegisteredOperation | None, by: Actor, given: GivenResult | None

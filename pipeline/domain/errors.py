@@ -9,6 +9,7 @@ PipelineError
 ├── StateChangedError           the mutation is no longer in the state that the answer was formed on
 ├── ReservationError            an event that cannot be reserved was asked for
 ├── QuietPeriodError            absence is not evidence yet: ask again later
+├── SecondApprovalError         another person must confirm the answer first
 ├── UnresolvedError             refused while a mutation's outcome is unknown
 ├── OutdatedCodeError           older code would replace a state that newer code merges
 ├── SchemaVersionError          the database does not have the tables this version expects
@@ -118,6 +119,17 @@ class QuietPeriodError(PipelineError):
         super().__init__(
             f"Mutation {mutation_id} cannot be resolved as not happened before {until.isoformat()}: "
             "until then the request may still arrive. Ask again after that, or say that it happened."
+        )
+
+
+class SecondApprovalError(PipelineError):
+    """The value of a mutation is so high that another person must confirm the answer. Nothing was changed."""
+
+    def __init__(self, mutation_id: UUID, *, act: str, value: object) -> None:
+        self.mutation_id, self.act, self.value = mutation_id, act, value
+        super().__init__(
+            f"Mutation {mutation_id} has the value {value}, so {act} needs two people: one proposes it, and another "
+            "gives the same answer. Nothing was changed."
         )
 
 

@@ -23,6 +23,7 @@ from sqlalchemy.types import UserDefinedType
 from pipeline.domain.access import LoginSource, Role
 from pipeline.domain.bulk import BulkAct
 from pipeline.domain.renames import NameKind
+from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import (
     DeliveryStatus,
     EventId,
@@ -83,6 +84,7 @@ OnUncertainText = Annotated[str, OnUncertain]
 OnLogicErrorText = Annotated[str, OnLogicError]
 OnExhaustedText = Annotated[str, OnExhausted]
 BulkActText = Annotated[str, BulkAct]
+ProposedActText = Annotated[str, ProposedAct]
 RoleText = Annotated[str, Role]
 LoginSourceText = Annotated[str, LoginSource]
 
@@ -909,4 +911,29 @@ logins = table(
     check("seen_if_open", "(opened_at IS NULL) = (seen_at IS NULL)"),
     check("token_of_source", f"(token_id IS NOT NULL) = (source = '{LoginSource.TOKEN}')"),
     index("logins_by_expiry", "expires_at"),
+)
+
+
+class ProposalRow(Protocol):
+    """A row of ``proposals``."""
+
+    id: UUID = column(primary_key=True, default=NEW_ID)
+    mutation_id: MutationId
+    act: ProposedActText
+    answer: Any = column(nullable=False)  #: what exactly was answered
+    state: str  #: of the mutation when it was proposed; it counts in this state only
+    proposed_by: str
+    reason: str
+    proposed_at: datetime = column(default=NOW)
+    confirmed_by: str | None
+    closed_at: datetime | None  #: confirmed, or replaced by another proposal
+
+
+#: Answers about mutations of a high value, each of which another person must confirm.
+proposals = table(
+    "proposals",
+    ProposalRow,
+    check("confirmed_is_closed", "(confirmed_by IS NOT NULL) <= (closed_at IS NOT NULL)"),
+    check("confirmed_by_another", "confirmed_by <> proposed_by"),
+    index("proposals_open", "mutation_id", unique=True, where="closed_at IS NULL"),
 )

@@ -31,6 +31,7 @@ TRANSITIONS: Mapping[str, str] = {
     "mutation.approved": "an operator approved exactly this request",
     "mutation.rejected": "an operator rejected the request; the run continues without it",
     "mutation.sent": "an approved mutation is about to be sent",
+    "mutation.proposed": "an answer about a high value waits for a second person to confirm it",
     "mutation.applied": "the effect happened",
     "mutation.failed": "the effect did not happen",
     "mutation.doubted": "the outcome is unknown; the reconciler asks the outside system",

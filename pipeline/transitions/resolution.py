@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.domain.errors import InvalidInputError, NotFoundError, StaleWriteError, StateChangedError
 from pipeline.domain.mutation_state import state_changes
 from pipeline.domain.payloads import checked_name, storable_text
+from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import Evidence, MutationId, MutationStatus, Resolver
 from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
 from pipeline.store.database import Transaction
@@ -23,7 +24,7 @@ from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
-from pipeline.transitions import audit
+from pipeline.transitions import audit, second_approvals
 from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transition
 from pipeline.transitions.reconciliation import record_time_to_resolution
 
@@ -56,8 +57,11 @@ def happened(
 ) -> MutationRow:
     """Resolve a mutation for an operator: it happened, with this result."""
     _lock_in_state(tx, mutation_id, state, "resolve")
+    missing = second_approvals.missing_confirmation(tx, mutation_id, ProposedAct.HAPPENED, {"result": result}, by)
     item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.OPERATOR)
     row = apply(tx, [item]).only()
+    if missing is not None:
+        raise missing
     audit.record(tx, by, "mutation.happened", **audit.subject_of(row))
     return row
 
@@ -70,10 +74,14 @@ def did_not_happen(
     ``is_refused``: the provider itself says that it refused the request, so a repeat gets a new idempotency key.
     """
     _lock_in_state(tx, mutation_id, state, "resolve")
+    answer = {"is_refused": is_refused}
+    missing = second_approvals.missing_confirmation(tx, mutation_id, ProposedAct.DID_NOT_HAPPEN, answer, by)
     error = by.reason or f"{by.name} says it did not happen"
     evidence = Evidence.REFUSED if is_refused else Evidence.ABSENCE
     item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence, resolved_by=Resolver.OPERATOR)
     row = fail(tx, [item]).only()
+    if missing is not None:
+        raise missing
     who = replace(by, evidence={**(by.evidence or {}), "refused": True}) if is_refused else by
     audit.record(tx, who, "mutation.did_not_happen", **audit.subject_of(row))
     return row
@@ -109,6 +117,8 @@ def approve(
     found = _mutation_row(tx, mutation_id)
     tx.all(workflow_store.LOCK_WORKFLOWS, names=[found.workflow])
     _lock_in_state(tx, mutation_id, state, "approve")
+    answer = {"request_hash": asked}
+    missing = second_approvals.missing_confirmation(tx, mutation_id, ProposedAct.APPROVE, answer, by)
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
         found = _mutation_row(tx, mutation_id)
@@ -117,6 +127,8 @@ def approve(
                 "mutation", mutation_id, verb="approve", expected=request_hash, found=found.request_hash
             )
         raise illegal_transition(found, "approve", [f"{MutationStatus.PENDING} and not approved yet"])
+    if missing is not None:
+        raise missing
     session_id = tx.one(session_store.OPEN_SESSION, workflow=row.workflow).id
     tx.execute(session_store.JOIN_SESSION, run_id=row.run_id, session_id=session_id)
     tx.log_on_commit("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)

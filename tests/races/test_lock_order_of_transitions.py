@@ -17,7 +17,9 @@ from pipeline.background import rescuer
 from pipeline.background.sweeps import DUTIES
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.lock_order import is_in_lock_order
+from pipeline.domain.mutation_state import state_token
 from pipeline.domain.policies import BreakerPolicy, Retention
+from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import Evidence, Phase, PhaseTask
 from pipeline.domain.values import (
     AppliedMutation,
@@ -46,6 +48,7 @@ from pipeline.transitions import (
     renames,
     resolution,
     runs,
+    second_approvals,
     sessions,
     starts,
     stops,
@@ -425,6 +428,23 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
         at(Phase.PREPARED),
         lambda tx, run: workflows.block(
             tx, [{"workflow": "billing", "run": run.id, "kind": BlockKind.RECONCILIATION, "reason": "asked"}]
+        ),
+    ),
+    "second_approvals.missing_confirmation": (
+        at(Phase.MUTATING),
+        lambda tx, run: second_approvals.missing_confirmation(
+            tx, run.mutation_id, ProposedAct.HAPPENED, {"result": None}, SOMEBODY
+        ),
+    ),
+    "second_approvals.propose": (
+        at(Phase.MUTATING),
+        lambda tx, run: second_approvals.propose(
+            tx,
+            run.mutation_id,
+            ProposedAct.HAPPENED,
+            {"result": None},
+            SOMEBODY,
+            state=state_token(work.mutations(tx, [run.mutation_id])[0]),
         ),
     ),
     "workflows.run_producer": (

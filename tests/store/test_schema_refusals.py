@@ -17,10 +17,13 @@ from sqlalchemy.exc import IntegrityError
 from pipeline.domain.access import LoginSource, Rights, Role
 from pipeline.domain.bulk import BulkAct, NewPreview
 from pipeline.domain.failures import FailureKind
+from pipeline.domain.mutation_state import state_token
+from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 from pipeline.store.schema import metadata
-from pipeline.transitions import access, api_requests, breakers, bulk, saved_views, workflows
+from pipeline.transitions import access, api_requests, breakers, bulk, saved_views, second_approvals, workflows
 from tests import factories as make
 from tests.support import schema_catalog
 
@@ -85,6 +88,15 @@ def previewed(db: Database) -> dict[str, Any]:
         api_requests.begin(tx, "ada", "k", "h")
         saved_views.save(tx, "ada", "mine", page="inbox", query="")
     return {}
+
+
+def proposed(db: Database) -> dict[str, Any]:
+    """An answer that waits for a second person."""
+    keys = run_in(Phase.MUTATING)(db)
+    with db.transaction() as tx:
+        state = state_token(work.mutations(tx, [keys["mutation"]])[0])
+        second_approvals.propose(tx, keys["mutation"], ProposedAct.HAPPENED, {}, make.SOMEBODY, state=state)
+    return keys
 
 
 def held_back(db: Database) -> dict[str, Any]:
@@ -348,7 +360,20 @@ CASES = (
         given=previewed,
         write="UPDATE pipeline.bulk_previews SET done_count = 2",
     ),
+    Case(refused_by="proposals_act_known", given=proposed, write="UPDATE pipeline.proposals SET act = 'skip'"),
+    Case(
+        refused_by="proposals_confirmed_is_closed",
+        given=proposed,
+        write="UPDATE pipeline.proposals SET confirmed_by = 'bob'",
+    ),
+    Case(
+        refused_by="proposals_confirmed_by_another",
+        given=proposed,
+        write="UPDATE pipeline.proposals SET confirmed_by = proposed_by, closed_at = pipeline.clock()",
+    ),
     # at most one
+    doubled("proposals_pk", proposed, "proposals", mutation_id="gen_random_uuid()"),
+    doubled("proposals_open", proposed, "proposals", id="gen_random_uuid()"),
     doubled("bulk_previews_pk", previewed, "bulk_previews"),
     doubled("api_requests_pk", previewed, "api_requests"),
     doubled("saved_views_pk", previewed, "saved_views"),

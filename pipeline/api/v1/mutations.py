@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
-from pipeline.admin import mutations, notes, pages
+from pipeline.admin import mutations, notes, pages, second_approvals
 from pipeline.admin.given_results import GivenResult
 from pipeline.admin.ledger import LedgerFilter
 from pipeline.admin.mutations import MutationDetail
@@ -28,6 +28,7 @@ from pipeline.api.v1.models import (
     NoteBody,
     NoteView,
     PageView,
+    ProposalView,
     ReasonBody,
     ResolveBody,
     TimelineView,
@@ -89,6 +90,7 @@ def show_mutation(
     """Show a mutation: what was attempted, why its outcome is unknown, and what each answer leads to."""
     private = private_fields(caller, fields)
     detail = _detail(found, caller, mutation_id, with_result=PrivateField.RESULT in private)
+    proposal = second_approvals.open_proposal(found.db, mutation_id)
     response.headers["ETag"] = etag_of(detail.mutation.state)
     return MutationDetailView(
         mutation=_view(detail.mutation, private),
@@ -98,7 +100,7 @@ def show_mutation(
         timeline=[TimelineView.model_validate(each) for each in detail.timeline],
         advice=AdviceView.model_validate(detail.advice),
         notes=[NoteView.model_validate(each) for each in notes.notes(found.db, mutation_id)],
-        proposal=None,
+        proposal=None if proposal is None else ProposalView.model_validate(proposal),
         others=found.presence.enter(mutation_id, caller.name),
     )
 
@@ -119,7 +121,7 @@ def resolve(
     """
     before = _detail(found, caller, mutation_id).mutation
     with _current_if_stale(found, before.id):
-        found.resolutions.resolve(
+        proposed = found.resolutions.resolve(
             mutation_id,
             body.answer,
             caller.actor(body.reason, body.evidence),
@@ -127,7 +129,7 @@ def resolve(
             is_refused=body.refused,
             state=state,
         )
-    return _done(found, response, str(body.answer), mutation_id)
+    return _done(found, response, str(body.answer), mutation_id, is_proposed=proposed is not None)
 
 
 @router.post("/{mutation_id}/approve")
@@ -142,8 +144,8 @@ def approve(
         )
         raise _stale(found, mutation_id, error)
     with _current_if_stale(found, mutation_id):
-        found.resolutions.approve(mutation, caller.actor(body.reason), state=state)
-    return _done(found, response, "approve", mutation_id)
+        proposed = found.resolutions.approve(mutation, caller.actor(body.reason), state=state)
+    return _done(found, response, "approve", mutation_id, is_proposed=proposed is not None)
 
 
 @router.post("/{mutation_id}/reject")
@@ -204,10 +206,12 @@ def _view(mutation: MutationSummary, private: frozenset[PrivateField] = frozense
     return view if PrivateField.PARAMS in private else view.model_copy(update={"params": None})
 
 
-def _done(found: Found, response: Response, act: str, mutation_id: UUID) -> MutationActView:
+def _done(
+    found: Found, response: Response, act: str, mutation_id: UUID, *, is_proposed: bool = False
+) -> MutationActView:
     mutation = found.resolutions.mutation(mutation_id)
     response.headers["ETag"] = etag_of(mutation.state)
-    return MutationActView(act=act, is_proposed=False, mutation=_view(mutation))
+    return MutationActView(act=act, is_proposed=is_proposed, mutation=_view(mutation))
 
 
 def _given_result(body: ResolveBody) -> GivenResult | None:

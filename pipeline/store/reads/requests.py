@@ -1,16 +1,25 @@
-"""Reads of bulk previews, saved views and answers of the HTTP API. Nothing here writes."""
+"""Reads of bulk previews, proposals, saved views and answers of the HTTP API. Nothing here writes."""
 
 from collections.abc import Sequence
 from uuid import UUID
 
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.schema import ApiRequestRow, BulkPreviewRow, SavedViewRow
+from pipeline.store.schema import ApiRequestRow, BulkPreviewRow, ProposalRow, SavedViewRow
 
 _PREVIEW = Statement[BulkPreviewRow]("SELECT * FROM pipeline.bulk_previews WHERE id = :id")
 _API_REQUEST = Statement[ApiRequestRow]("SELECT * FROM pipeline.api_requests WHERE caller = :caller AND key = :key")
 _SAVED_VIEWS = Statement[SavedViewRow]("""
 SELECT * FROM pipeline.saved_views WHERE owner = :owner ORDER BY name LIMIT :limit
 """)
+
+_OPEN_PROPOSAL = Statement[ProposalRow]("""
+SELECT * FROM pipeline.proposals WHERE mutation_id = :mutation_id AND closed_at IS NULL
+""")
+
+
+def open_proposal(tx: Transaction, mutation_id: UUID) -> ProposalRow | None:
+    """Return the answer about a mutation that waits for a second person."""
+    return tx.first(_OPEN_PROPOSAL, mutation_id=mutation_id)
 
 
 def bulk_preview(tx: Transaction, preview_id: UUID) -> BulkPreviewRow | None:
