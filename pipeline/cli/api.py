@@ -1,6 +1,5 @@
 """Command ``pipeline api``: serve the HTTP API and the operator console."""
 
-import ipaddress
 import os
 import socket
 from importlib.util import find_spec
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.config import Settings
+from pipeline.config import Settings, is_loopback
 from pipeline.domain.errors import InvalidInputError
 from pipeline.store.database import Database
 
@@ -58,14 +57,6 @@ def _require_identity(host: str) -> None:
             f"The API does not listen on {host}: other machines reach it, and no source of identity is set. "
             "Expected a loopback address such as 127.0.0.1."
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listener(host: str, port: int) -> socket.socket:
