@@ -25,17 +25,19 @@ def api(
     import uvicorn
 
     from pipeline.api.app import create
+    from pipeline.api.server import StreamingServer
     from pipeline.cli.api_services import api_services
 
     settings = Settings.load(os.environ)
     database = Database.connect(settings.database_url, pool_size=settings.pool_size)
-    app = create(services=api_services(settings, database))
+    found = api_services(settings, database)
+    app = create(services=found)
     listener = _listener(host, port)
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"http://{shown}:{listener.getsockname()[1]}{prefix}/", err=True)
     config = uvicorn.Config(app, root_path=prefix, log_level="warning", server_header=False, proxy_headers=False)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        StreamingServer(config, found.broadcaster).run(sockets=[listener])
     finally:
         listener.close()
         database.dispose()
