@@ -5,7 +5,6 @@ what was found. Passwords are in none of these messages. A `PIPELINE_*` variable
 too: a misspelt name would otherwise leave a default in force. Any other unknown name is logged: CI systems set some.
 """
 
-import base64
 import ipaddress
 import logging
 import re
@@ -27,8 +26,9 @@ TIME_LIMIT_GRACE = timedelta(seconds=15)
 DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
 DATABASE_URL = "postgresql://user:password@host:5432/name"
 BROKER_URL = "redis://:password@host:6379/0, sentinel://:password@host:26379/0 or amqp://user:password@host:5672/vhost"
-NOTIFY_URL = "https://host/path"
 OTLP_ENDPOINT = "http://collector:4318, without /v1/traces"
+WEB_URL = "https://host/path"
+TRACE_URL = "https://host/path/{trace_id}"
 OIDC_ISSUER = "https://host/path, the issuer of the provider"
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -137,26 +137,16 @@ def _broker_url(value: str) -> str:
     return value
 
 
-def _notify_url(value: str) -> str:
-    if value and _split_url(value, NOTIFY_URL).scheme not in ("http", "https"):
-        raise ValueError(f"expected {NOTIFY_URL}")
+def _web_url(value: str) -> str:
+    parts = _split_url(value, WEB_URL)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"expected {WEB_URL}")
     return value
 
 
-def is_loopback(host: str | None) -> bool:
-    """Return whether a host name or address is this machine."""
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _notify_secret(value: SecretStr) -> SecretStr:
-    text = value.get_secret_value()
-    try:
-        base64.b64decode(text.removeprefix("whsec_") if text.startswith("whsec_") else "", validate=True)
-    except ValueError:
-        raise ValueError("expected base64 behind whsec_, or a secret that does not begin with whsec_") from None
+def _trace_url(value: str) -> str:
+    if value and "{trace_id}" not in _web_url(value):
+        raise ValueError(f"expected {TRACE_URL}")
     return value
 
 
@@ -283,15 +273,11 @@ class Settings(BaseSettings):
         description="settings of Postgres that may be unsafe, separated by commas: fsync, full_page_writes, "
         "synchronous_commit; a worker does not start with any other, since a crash could forget effects",
     )
-    notify_url: Annotated[str, AfterValidator(_notify_url)] = Field(
+    notify_url: Annotated[str, AfterValidator(_web_url)] = Field(
         default="", repr=False, description="where notices for operators are posted; unset: they are only logged"
     )
-    notify_secret: Annotated[SecretStr, AfterValidator(_notify_secret)] = Field(
-        default=SecretStr(""),
-        description="secret that signs posted notices, as Standard Webhooks does; required with a URL",
-    )
-    notify_plain_http: bool = Field(
-        default=False, description="notices may be posted over plain http to another machine, where all can read them"
+    notify_secret: SecretStr = Field(
+        default=SecretStr(""), description="secret that signs posted notices; required with a URL"
     )
     step_time_limit: DurationFrom100ms = Field(
         default=timedelta(seconds=30), description="time for one call of one handler"
@@ -317,8 +303,8 @@ class Settings(BaseSettings):
         default=None, description="port on which workers, ingest and consume serve Prometheus; unset: none"
     )
     metrics_host: str = Field(
-        default="127.0.0.1",
-        description="address of the interface of the metrics port; 0.0.0.0 for a Prometheus on another machine",
+        default="0.0.0.0",  # noqa: S104 - Prometheus is seldom on the same machine
+        description="address of the interface of the metrics port",
     )
     log_format: Literal["pretty", "json"] = Field(
         default="pretty",
@@ -352,6 +338,18 @@ class Settings(BaseSettings):
     api_max_body_bytes: PositiveInt = Field(default=1024 * 1024, description="largest body of a request to the API")
     api_max_upload_bytes: PositiveInt = Field(
         default=32 * 1024 * 1024, description="largest file that is uploaded to an import"
+    )
+    console_url: Annotated[str, AfterValidator(_web_url)] = Field(
+        default="",
+        description="address of the console in a browser, for `pipeline open`; unset: the console that `pipeline dev` "
+        "runs in this folder, else http://127.0.0.1:8080",
+    )
+    flower_url: Annotated[str, AfterValidator(_web_url)] = Field(
+        default="", description="address of Flower in a browser, for a link in the console; unset: no link"
+    )
+    trace_url: Annotated[str, AfterValidator(_trace_url)] = Field(
+        default="",
+        description="address of a trace in a browser, with `{trace_id}` in it, for links in the console; unset: none",
     )
     oidc_issuer: Annotated[str, AfterValidator(_issuer)] = Field(
         default="", description="issuer of the OpenID Connect provider for logins to the console; unset: none"
@@ -433,7 +431,13 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             f"{_variable('broker_primary')}: expected a name if and only if {_variable('broker_url')} is sentinel://…, "
             f"got {settings.broker_primary!r}",
         )
-    yield from _notify_contradictions(settings)
+    if settings.notify_url and not settings.notify_secret.get_secret_value():
+        yield (
+            frozenset({"notify_url", "notify_secret"}),
+            f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
+            "can check who sent a notice, got nothing",
+        )
+    yield from _access_contradictions(settings)
     for name in ("prepare_time_limit", "next_time_limit"):
         if settings.step_time_limit * 2 > getattr(settings, name):
             yield (
@@ -476,23 +480,6 @@ def _access_contradictions(settings: Settings) -> Iterator[tuple[frozenset[str],
         )
 
 
-def _notify_contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
-    if settings.notify_url and not settings.notify_secret.get_secret_value():
-        yield (
-            frozenset({"notify_url", "notify_secret"}),
-            f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
-            "can check who sent a notice, got nothing",
-        )
-    yield from _access_contradictions(settings)
-    url = urlsplit(settings.notify_url)
-    if url.scheme == "http" and not is_loopback(url.hostname) and not settings.notify_plain_http:
-        yield (
-            frozenset({"notify_url", "notify_plain_http"}),
-            f"{_variable('notify_url')}: expected https for another machine than this one, so that no one on the way "
-            f"reads notices, got http; {_variable('notify_plain_http')}=true allows it",
-        )
-
-
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     """Return one sentence per problem: first wrong values, then contradictions."""
     wrong = {str(each["loc"][0]): expectation(each) for each in error.errors() if each["loc"]}
@@ -518,8 +505,6 @@ def expectation(error: Any) -> str:
 
 def _sentence(name: str, expected: str, value: str) -> str:
     got = _kind_of_url(value) if name.endswith(("_url", "_endpoint")) else repr(value)
-    if Settings.model_fields[name].annotation is SecretStr:
-        got = "another secret"
     return f"{_variable(name)}: {expected}, got {got}"
 
 

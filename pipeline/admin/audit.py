@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pipeline.domain.redaction import BY_NAME
 from pipeline.store.schema import AuditRow
 
 
@@ -63,5 +62,5 @@ def audit_record(row: AuditRow) -> AuditRecord:
         mutation_id=row.mutation_id,
         event_id=row.event_id,
         reason=row.reason,
-        evidence=BY_NAME.value(row.evidence),
+        evidence=row.evidence,
     )

@@ -18,6 +18,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
 from pipeline.store.rows import ListedEventRow, ListedRunRow
 from pipeline.store.schema import MutationRow
+from pipeline.telemetry import spans
 
 #: Columns that a summary shows as they are.
 _SAME_NAMES = (
@@ -89,6 +90,7 @@ class RunDetail:
     mutation: MutationLine | None
     timeline: tuple[TimelineEntry, ...]
     advice: Advice
+    trace_id: str  #: of its spans, as 32 hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
         mutation=mutation_line(mutation) if mutation is not None else None,
         timeline=timeline,
         advice=advice.for_run(run, around),
+        trace_id=f"{spans.run_span_context(run).trace_id:032x}",
     )
 
 

@@ -141,14 +141,19 @@ def system_report(
         schema_version=server.schema_version,
         expected_schema_version=migrate.expected_version(),
         versions=_versions(server.server_version),
-        settings=tuple(
-            SettingStatus(variable=row.variable, value=row.value, default=row.default, description=row.meaning)
-            for row in settings.describe()
-        ),
+        settings=list_settings(settings),
         unsafe_settings=tuple(
             UnsafeSetting(subject=each.subject, detail=each.detail, advice=each.advice) for each in unsafe
         ),
         queues=None if queue_lengths is None else queue_lengths(sorted(names)),
+    )
+
+
+def list_settings(settings: Settings) -> tuple[SettingStatus, ...]:
+    """List every setting of a process; secrets and passwords are masked."""
+    return tuple(
+        SettingStatus(variable=row.variable, value=row.value, default=row.default, description=row.meaning)
+        for row in settings.describe()
     )
 
 

@@ -61,19 +61,24 @@ class Trace:
 def trace(db: Database, text: str, *, recent: int = RECENT, max_nodes: int = MAX_NODES) -> Trace:
     """Return the trees of the thing that the text identifies; raise if unknown or ambiguous."""
     with db.transaction() as tx:
-        found = matches(tx, text, recent=recent)
-        if not found:
-            raise NotFoundError(
-                "event, message, run, mutation, idempotency key or result with",
-                text,
-                hint=f"Results were searched in the newest {recent} mutations; --recent searches more.",
-            )
-        if len({(match.noun, match.id) for match in found}) > 1:
-            listed = "; ".join(
-                f"`pipeline trace {match.kind}:{_match_key(match, text)}` ({match.description})" for match in found[:6]
-            )
-            raise InvalidInputError(f"{text!r} is ambiguous; expected one of: {listed}.")
-        return _TraceBuilder(tx, found[0], max_nodes).trace()
+        return _TraceBuilder(tx, single_match(tx, text, recent=recent, command="trace"), max_nodes).trace()
+
+
+def single_match(tx: Transaction, text: str, *, command: str, recent: int = RECENT) -> Match:
+    """Find the one thing that the text identifies; raise if unknown or ambiguous."""
+    found = matches(tx, text, recent=recent)
+    if not found:
+        raise NotFoundError(
+            "event, message, run, mutation, idempotency key or result with",
+            text,
+            hint=f"Results were searched in the newest {recent} mutations; `pipeline trace --recent` searches more.",
+        )
+    if len({(match.noun, match.id) for match in found}) > 1:
+        listed = "; ".join(
+            f"`pipeline {command} {match.kind}:{_match_key(match, text)}` ({match.description})" for match in found[:6]
+        )
+        raise InvalidInputError(f"{text!r} is ambiguous; expected one of: {listed}.")
+    return found[0]
 
 
 def matches(tx: Transaction, text: str, *, recent: int = RECENT) -> list[Match]:

@@ -8,8 +8,9 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from pipeline.admin.database import Database
-from pipeline.api import console, health, login, problem_pages, problems
+from pipeline.api import health, login, problem_pages, problems
 from pipeline.api.access import Identify
+from pipeline.api.console.routes import router as console_router
 from pipeline.api.context import Services
 from pipeline.api.security import Guard
 from pipeline.api.v1.documents import document_answers
@@ -48,6 +49,6 @@ def create(
     app.include_router(login.router)
     app.include_router(v1_router)
     document_answers(app)
-    app.include_router(console.router, include_in_schema=False)
+    app.include_router(console_router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     return app

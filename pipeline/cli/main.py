@@ -77,6 +77,9 @@ COMMANDS = {
     "trace": Command(
         LOOK, "attention:trace", "Show everything that led to a thing, and everything that followed from it."
     ),
+    "audit": Command(
+        LOOK, "audit:audit", "List what operators and sweeps did, newest first, with who, why and to what."
+    ),
     "connectors": Command(
         LOOK,
         "connectors:connectors",
@@ -84,6 +87,9 @@ COMMANDS = {
     ),
     "breakers": Command(
         LOOK, "connectors:breakers", "List operations whose circuit breaker is open: they start no new mutation."
+    ),
+    "open": Command(
+        LOOK, "open:open_", "Print the address of the console at a thing, and open it in a browser if there is one."
     ),
     "resolve": Command(DECIDE, "mutations:resolve", "Resolve an indeterminate mutation, or many at once."),
     "resolve-from": Command(
@@ -140,6 +146,16 @@ COMMANDS = {
     ),
     "doctor": Command(LOOK_AFTER, "database:doctor", "Check every invariant, and that commits are durable."),
     "db": Command(LOOK_AFTER, "database:app", "Migrate the schema of the database."),
+    "workers": Command(
+        LOOK_AFTER,
+        "system:workers",
+        "List the workers that run, and those that were killed within the last day.",
+    ),
+    "settings": Command(
+        LOOK_AFTER,
+        "system:settings",
+        "List every setting with its value, its default and its meaning. Passwords and secrets are masked.",
+    ),
     "tokens": Command(LOOK_AFTER, "tokens:app", "API tokens: list them, create one, or revoke one."),
     "dead-letters": Command(
         LOOK_AFTER, "dead_letters:app", "Broker messages that workers refused: list them, send them back, or drop them."

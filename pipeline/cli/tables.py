@@ -24,6 +24,8 @@ KIND_STYLES = {
     "broken_invariant": "bold red",
     "crashed": "red",
     "overdue": "yellow",
+    "gone": "yellow",
+    "runs": "green",
     "indeterminate": "red",
     "late_effect": "bold red",
     "quarantined": "yellow",

@@ -24,6 +24,7 @@ from pipeline.store.database import Database
 
 _SERVERS_STOP_WITHIN = 15.0
 LOCALHOST = "127.0.0.1"
+_CONSOLE_FILE = "console.url"  #: in the home, locked while the console runs
 POLL_INTERVAL = 0.1
 MAX_RESTARTS = 5
 RESTART_WINDOW = 60.0
@@ -194,6 +195,11 @@ def run(options: DevOptions, environ: Mapping[str, str], print_line: PrintLine) 
         code = ProcessGroup(_programs(options, port), given, Path.cwd(), write_line).run()
     _report_stop(options.home, environ, write_line)
     return code
+
+
+def console_url(home: Path) -> str | None:
+    """Return the address of the console that ``run`` has started in this home; None if none runs."""
+    return locks.read_locked(home / _CONSOLE_FILE)
 
 
 class _LineWriter:

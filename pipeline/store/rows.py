@@ -667,6 +667,7 @@ class ListedRunRow(Protocol):
     title: str | None
     cost: Decimal | None
     session_id: SessionId
+    traceparent: str | None
     mutation_status: MutationStatusText | None
     retried_by: RunId | None
 

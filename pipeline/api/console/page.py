@@ -77,7 +77,7 @@ def page(
         "waiting": values.pop("waiting", None),
         "can_act": caller.role.covers(Role.OPERATOR),
         "is_admin": caller.role.covers(Role.ADMIN),
-        "flower_url": getattr(found.settings, "flower_url", ""),
+        "flower_url": found.settings.flower_url,
     }
     if given["waiting"] is None:
         given["waiting"] = waiting_items(found, caller).count

@@ -49,8 +49,7 @@ def run(request: Request, text: str, caller: Viewer) -> HTMLResponse:
     detail = admin_runs.detail(found.db, text)
     if not caller.can_see_workflow(detail.run.workflow):
         raise NotFoundError("run", text)
-    template = getattr(found.settings, "trace_url", "")
-    trace = template.replace("{trace_id}", detail.run.id.hex) if template else ""
+    trace = found.settings.trace_url.replace("{trace_id}", detail.trace_id)
     return page(request, caller, "run.html", here="runs", detail=detail, steps=phase_steps(detail), trace_url=trace)
 
 

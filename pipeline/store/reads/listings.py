@@ -151,7 +151,7 @@ RUN_COLUMNS = """
   r.id, r.workflow, h.name AS handler, h.kind, r.phase, r.status, r.mutation_outcome, r.mutation_id, r.attempt,
   r.retry_of, r.retry_pending, r.retry_at, r.error, r.error_type, r.created_at, r.started_at, r.finished_at,
   r.event_ids, r.worker, r.lease_expires_at, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased,
-  r.prepare_result -> 'ui' ->> 'title' AS title, r.cost, r.session_id,
+  r.prepare_result -> 'ui' ->> 'title' AS title, r.cost, r.session_id, r.traceparent,
   (SELECT m.status FROM pipeline.mutations m WHERE m.id = r.mutation_id) AS mutation_status,
   (SELECT c.id FROM pipeline.runs c WHERE c.retry_of = r.id) AS retried_by
 """
@@ -185,11 +185,10 @@ WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :w
 """)
 #: No index knows which handler called what, so among the newest rows.
 _CALLED_OPERATIONS = Statement[CalledOperationRow]("""
-SELECT h.name AS handler, m.connector, m.operation, count(*) AS number FROM (
-  SELECT m.connector, m.operation, (SELECT r.handler_id FROM pipeline.runs r WHERE r.id = m.run_id) AS handler_id
-  FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m WHERE m.workflow = :workflow
-) m JOIN pipeline.handlers h ON h.id = m.handler_id
-GROUP BY h.name, m.connector, m.operation ORDER BY h.name, m.connector, m.operation
+SELECT h.name AS handler, m.connector, m.operation, count(*) AS number
+FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
+JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE m.workflow = :workflow GROUP BY h.name, m.connector, m.operation ORDER BY h.name, m.connector, m.operation
 """)
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
