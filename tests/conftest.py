@@ -83,6 +83,8 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Serve
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "servers"
     with servers.running(home) as urls:
+        if not os.environ.get("PIPELINE_DATABASE_URL"):
+            databases.make_logins_cheap(urls.database_url)
         yield urls
 
 

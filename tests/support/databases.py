@@ -9,7 +9,28 @@ from sqlalchemy.pool import NullPool
 
 from pipeline.testing.databases import TEMPLATE, clone_database, delete_all_rows, invariant_findings
 
-__all__ = ["TEMPLATE", "clone_database", "copied", "delete_all_rows", "empty", "invariant_findings"]
+__all__ = [
+    "TEMPLATE",
+    "clone_database",
+    "copied",
+    "delete_all_rows",
+    "empty",
+    "invariant_findings",
+    "make_logins_cheap",
+]
+
+
+def make_logins_cheap(server_url: str) -> None:
+    """Store the role's password with one round of hashing: thousands of logins cost 4096 rounds each otherwise."""
+    url = make_url(server_url)
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        if (connection.dialect.server_version_info or ()) < (16,):
+            return  # it knows no number of rounds
+        connection.execute(text("SELECT pg_advisory_xact_lock(4712)"))
+        connection.execute(text("SET LOCAL scram_iterations = 1"))
+        password = connection.scalar(text("SELECT quote_literal(:password)"), {"password": url.password})
+        connection.exec_driver_sql(f'ALTER ROLE "{url.username}" PASSWORD {password}')
 
 
 @contextmanager
