@@ -1,8 +1,8 @@
 # One command per task; `make` alone lists them. Needs only make and Python 3.11 or later.
 
 PYTHON ?=
-# More than there are cores: most tests wait for real processes.
-JOBS ?= 4
+# More than there are cores: most tests wait for real processes and for deadlines.
+JOBS ?= 8
 # Seed of the order of the tests: the same commit has the same order; `make test SEED=2` uses another one.
 SEED ?= 1
 VENV := .venv

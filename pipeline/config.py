@@ -5,6 +5,7 @@ what was found. Passwords are in none of these messages. A `PIPELINE_*` variable
 too: a misspelt name would otherwise leave a default in force. Any other unknown name is logged: CI systems set some.
 """
 
+import base64
 import ipaddress
 import logging
 import re
@@ -150,6 +151,23 @@ def _trace_url(value: str) -> str:
     return value
 
 
+def is_loopback(host: str | None) -> bool:
+    """Return whether a host name or address is this machine."""
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _notify_secret(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    try:
+        base64.b64decode(text.removeprefix("whsec_") if text.startswith("whsec_") else "", validate=True)
+    except ValueError:
+        raise ValueError("expected base64 behind whsec_, or a secret that does not begin with whsec_") from None
+    return value
+
+
 def _otlp_endpoint(value: str) -> str:
     parts = _split_url(value, OTLP_ENDPOINT)
     is_too_long = parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics"))  # the exporter adds them
@@ -276,8 +294,12 @@ class Settings(BaseSettings):
     notify_url: Annotated[str, AfterValidator(_web_url)] = Field(
         default="", repr=False, description="where notices for operators are posted; unset: they are only logged"
     )
-    notify_secret: SecretStr = Field(
-        default=SecretStr(""), description="secret that signs posted notices; required with a URL"
+    notify_secret: Annotated[SecretStr, AfterValidator(_notify_secret)] = Field(
+        default=SecretStr(""),
+        description="secret that signs posted notices, as Standard Webhooks does; required with a URL",
+    )
+    notify_plain_http: bool = Field(
+        default=False, description="notices may be posted over plain http to another machine, where all can read them"
     )
     step_time_limit: DurationFrom100ms = Field(
         default=timedelta(seconds=30), description="time for one call of one handler"
@@ -303,8 +325,8 @@ class Settings(BaseSettings):
         default=None, description="port on which workers, ingest and consume serve Prometheus; unset: none"
     )
     metrics_host: str = Field(
-        default="0.0.0.0",  # noqa: S104 - Prometheus is seldom on the same machine
-        description="address of the interface of the metrics port",
+        default="127.0.0.1",
+        description="address of the interface of the metrics port; 0.0.0.0 for a Prometheus on another machine",
     )
     log_format: Literal["pretty", "json"] = Field(
         default="pretty",
@@ -431,13 +453,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             f"{_variable('broker_primary')}: expected a name if and only if {_variable('broker_url')} is sentinel://…, "
             f"got {settings.broker_primary!r}",
         )
-    if settings.notify_url and not settings.notify_secret.get_secret_value():
-        yield (
-            frozenset({"notify_url", "notify_secret"}),
-            f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
-            "can check who sent a notice, got nothing",
-        )
-    yield from _access_contradictions(settings)
+    yield from _notify_contradictions(settings)
     for name in ("prepare_time_limit", "next_time_limit"):
         if settings.step_time_limit * 2 > getattr(settings, name):
             yield (
@@ -480,6 +496,23 @@ def _access_contradictions(settings: Settings) -> Iterator[tuple[frozenset[str],
         )
 
 
+def _notify_contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
+    if settings.notify_url and not settings.notify_secret.get_secret_value():
+        yield (
+            frozenset({"notify_url", "notify_secret"}),
+            f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
+            "can check who sent a notice, got nothing",
+        )
+    yield from _access_contradictions(settings)
+    url = urlsplit(settings.notify_url)
+    if url.scheme == "http" and not is_loopback(url.hostname) and not settings.notify_plain_http:
+        yield (
+            frozenset({"notify_url", "notify_plain_http"}),
+            f"{_variable('notify_url')}: expected https for another machine than this one, so that no one on the way "
+            f"reads notices, got http; {_variable('notify_plain_http')}=true allows it",
+        )
+
+
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     """Return one sentence per problem: first wrong values, then contradictions."""
     wrong = {str(each["loc"][0]): expectation(each) for each in error.errors() if each["loc"]}
@@ -505,6 +538,8 @@ def expectation(error: Any) -> str:
 
 def _sentence(name: str, expected: str, value: str) -> str:
     got = _kind_of_url(value) if name.endswith(("_url", "_endpoint")) else repr(value)
+    if Settings.model_fields[name].annotation is SecretStr:
+        got = "another secret"
     return f"{_variable(name)}: {expected}, got {got}"
 
 

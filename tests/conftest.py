@@ -13,23 +13,7 @@ from sqlalchemy import event
 
 from pipeline.embedded import servers
 from pipeline.store.database import Database
-from tests.support import databases, row_types
-
-#: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
-SLOW = (
-    "acceptance",
-    "bench",
-    "chaos",
-    "testing",
-    "lifecycle",
-    "crash",
-    "telemetry",
-    "cli",
-    "embedded",
-    "ingest",
-    "deploy",
-    "docs",
-)
+from tests.support import databases, row_types, run_order
 
 #: Whoever waits for a lock that a test holds goes on waiting while the machine stands still.
 PATIENT = timedelta(minutes=1)
@@ -51,8 +35,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow folders first; within each the order stays as it was drawn."""
-    items.sort(key=lambda item: next((n for n, name in enumerate(SLOW) if name in item.path.parts), len(SLOW)))
+    """Sort the longest files and the slow folders first; within each the order stays as it was drawn."""
+    items.sort(key=lambda item: run_order.rank(item.path))
 
 
 @pytest.hookimpl(wrapper=True)

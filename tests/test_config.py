@@ -237,6 +237,27 @@ def test_a_variable_that_resembles_no_setting_is_logged_once_and_ignored(caplog:
         assert caplog.text.count(f"{name} is not a setting and is ignored") == 1
 
 
+def test_notices_go_over_plain_http_only_to_this_machine_or_if_allowed() -> None:
+    secret = {"notify_secret": "s"}
+    assert problems(notify_url="http://hooks.example/x", **secret)[0].startswith("PIPELINE_NOTIFY_URL: expected https")
+    for url in ("https://hooks.example/x", "http://localhost:8080/x", "http://127.0.0.1/x", "http://[::1]/x"):
+        assert Settings.load({"PIPELINE_NOTIFY_URL": url, "PIPELINE_NOTIFY_SECRET": "s"}).notify_url == url
+    allowed = {
+        "PIPELINE_NOTIFY_URL": "http://hooks/x",
+        "PIPELINE_NOTIFY_SECRET": "s",
+        "PIPELINE_NOTIFY_PLAIN_HTTP": "1",
+    }
+    assert Settings.load(allowed).notify_plain_http
+
+
+def test_a_secret_that_only_seems_to_be_base64_is_refused_without_being_shown() -> None:
+    (problem,) = problems(notify_secret="whsec_not base64!")
+    assert problem == (
+        "PIPELINE_NOTIFY_SECRET: expected base64 behind whsec_, or a secret that does not begin with whsec_, "
+        "got another secret"
+    )
+
+
 def test_addresses_for_browsers_are_checked() -> None:
     given = {"PIPELINE_TRACE_URL": "https://traces/{trace_id}", "PIPELINE_FLOWER_URL": "http://127.0.0.1:5555"}
     assert Settings.load(given).trace_url == "https://traces/{trace_id}"

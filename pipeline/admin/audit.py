@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.redaction import BY_NAME
 from pipeline.store.schema import AuditRow
 
 
@@ -62,5 +63,5 @@ def audit_record(row: AuditRow) -> AuditRecord:
         mutation_id=row.mutation_id,
         event_id=row.event_id,
         reason=row.reason,
-        evidence=row.evidence,
+        evidence=BY_NAME.value(row.evidence),
     )

@@ -10,6 +10,7 @@ from pipeline.admin import lookup, timeline
 from pipeline.admin.runs import EventLine, RunSummary, event_line, run_summary
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.domain.errors import NotFoundError
+from pipeline.domain.redaction import BY_NAME
 from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import header_of
 from pipeline.store.database import Database, Transaction
@@ -49,7 +50,7 @@ class EventDetail:
     """Everything about one event."""
 
     event: EventSummary
-    payload: Any  #: null unless requested: it may hold personal data
+    payload: Any  #: null unless requested: it may hold personal data. Fields that look like secrets are hidden
     caused_by: tuple[int, ...]  #: the events at its root
     deliveries: tuple[Delivery, ...]
     acts: tuple[TimelineEntry, ...]
@@ -81,7 +82,7 @@ def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetai
         (row,) = found
         return EventDetail(
             event=event_summary(row),
-            payload=row.payload if with_payload else None,
+            payload=BY_NAME.value(row.payload) if with_payload else None,
             caused_by=tuple(row.caused_by),
             deliveries=_deliveries(tx, row),
             acts=timeline.of_acts(listings.audit(tx, event_id=event_id)),

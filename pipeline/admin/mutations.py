@@ -7,8 +7,10 @@ from typing import Any
 from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice
+from pipeline.admin.operations import operations_by_name
 from pipeline.admin.resolutions import MutationSummary, Resolutions, resolve_commands
 from pipeline.admin.timeline import TimelineEntry
+from pipeline.domain.redaction import BY_NAME
 from pipeline.store.reads import listings
 
 
@@ -31,10 +33,12 @@ def detail(resolutions: Resolutions, text: str, *, with_result: bool = False) ->
         (row,) = listings.mutations(tx, [mutation_id])
         timeline = admin_timeline.of_mutation(row, acts=listings.audit(tx, mutation_id=mutation_id), now=tx.clock())
         holding = workflows.workflow_holds(tx, row.workflow)
+        operations = operations_by_name(tx, [(row.connector, row.operation)])
+    redaction = next((each.redaction for each in operations.values()), BY_NAME)
     mutation = resolutions.mutation(mutation_id)
     return MutationDetail(
         mutation=mutation,
-        result=row.result if with_result else None,
+        result=redaction.value(row.result) if with_result else None,
         resolved_by=row.resolved_by,
         resolved_at=row.resolved_at,
         timeline=timeline,

@@ -55,27 +55,25 @@ def search(
 
 def _hits(tx: Transaction, found: Iterable[Match]) -> Iterable[SearchHit]:
     for match in found:
-        hit = _FILLED[match.noun](tx, match)
-        if hit is not None:
-            yield hit
+        yield _FILLED[match.noun](tx, match)
 
 
-def _event(tx: Transaction, match: Match) -> SearchHit | None:
+def _event(tx: Transaction, match: Match) -> SearchHit:
     (row,) = listings.events_by_id(tx, [int(match.id)])
     return _hit(match, row.workflow, f"{row.topic} {row.message_id}" + (f" ({row.title})" if row.title else ""))
 
 
-def _run(tx: Transaction, match: Match) -> SearchHit | None:
+def _run(tx: Transaction, match: Match) -> SearchHit:
     (row,) = listings.runs_by_id(tx, [UUID(match.id)])
     return _hit(match, row.workflow, row.handler + (f" ({row.title})" if row.title else ""), row.status)
 
 
-def _mutation(tx: Transaction, match: Match) -> SearchHit | None:
+def _mutation(tx: Transaction, match: Match) -> SearchHit:
     (row,) = listings.mutations(tx, [UUID(match.id)])
-    return _hit(match, row.workflow, f"{row.connector}.{row.operation}", row.status)
+    return _hit(match, row.workflow, row.headline or f"{row.connector}.{row.operation}", row.status)
 
 
-_FILLED: dict[str, Callable[[Transaction, Match], SearchHit | None]] = {
+_FILLED: dict[str, Callable[[Transaction, Match], SearchHit]] = {
     "event": _event,
     "run": _run,
     "mutation": _mutation,

@@ -1,18 +1,21 @@
 """Hold what every endpoint needs: the database, the acts of operators and the settings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
 from uuid import UUID
 
 from fastapi import Request
 
+from pipeline.admin.changes import changes_since
 from pipeline.admin.database import Database
 from pipeline.admin.dead_letters import DeadLetters
 from pipeline.admin.given_results import Operations
 from pipeline.admin.notes import Presence
 from pipeline.admin.plan import PlannedRun
 from pipeline.admin.resolutions import Resolutions
+from pipeline.admin.system import QueueLengths
+from pipeline.api.live import Broadcaster
 from pipeline.config import Settings
 
 
@@ -31,7 +34,9 @@ class Services:
     dispatch_run: Callable[[UUID], object] = _notify_nothing
     dead_letters: DeadLetters | None = None  #: None: this process has no broker
     plan: Callable[[str, int], Sequence[PlannedRun]] | None = None  #: None: this process has no code of workflows
-    broadcaster: Any = None  #: sends changes to open streams
+    sweep_periods: Mapping[str, timedelta] = field(default_factory=dict)  #: empty: this process knows no sweeps
+    queue_lengths: QueueLengths | None = None  #: None: this process has no broker
+    broadcaster: Broadcaster  #: sends changes to open streams
     presence: Presence = field(default_factory=Presence)  #: which operators have a mutation open
 
     @classmethod
@@ -45,6 +50,8 @@ class Services:
         dead_letters: DeadLetters | None = None,
         operations: Operations | None = None,
         plan: Callable[[str, int], Sequence[PlannedRun]] | None = None,
+        sweep_periods: Mapping[str, timedelta] | None = None,
+        queue_lengths: QueueLengths | None = None,
     ) -> "Services":
         """Build the services of one process from its settings."""
         found = db or Database.connect(settings.database_url, pool_size=settings.pool_size)
@@ -56,6 +63,9 @@ class Services:
             dispatch_run=dispatch_run,
             dead_letters=dead_letters,
             plan=plan,
+            sweep_periods=sweep_periods or {},
+            queue_lengths=queue_lengths,
+            broadcaster=Broadcaster(lambda mark: changes_since(found, mark)),
         )
 
 

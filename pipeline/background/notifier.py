@@ -2,16 +2,18 @@
 
 Notices are read from the tables and sent outside any transaction, at least once: a crash between sending a notice
 and recording it sends it again. The receiver is pluggable; a signed webhook and the log come with the package.
+The webhook has the headers of Standard Webhooks, which libraries of many languages verify.
 """
 
+import base64
 import hashlib
 import hmac
 import json
 import logging
 import time
 from dataclasses import asdict, dataclass
-from typing import Protocol
-from urllib.request import Request, urlopen
+from typing import Any, Protocol
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pipeline.background.messages import SweepReport
 from pipeline.store.database import Database
@@ -19,8 +21,9 @@ from pipeline.transitions import housekeeping
 
 log = logging.getLogger(__name__)
 
-SIGNATURE_HEADER = "X-Pipeline-Signature"
+_SECRET_PREFIX = "whsec_"  # noqa: S105 - the beginning of every secret of Standard Webhooks
 _TIMEOUT_SECONDS = 10.0
+_MAX_ANSWER = 4096  #: bytes of an answer that are read
 _PASS_SECONDS = 60  #: a receiver that never answers must not hold up the sweep
 
 
@@ -34,6 +37,11 @@ class Notice:
     subject: str
     reason: str
     since: str
+
+    @property
+    def id(self) -> str:
+        """Identify the notice: the same each time that it is sent."""
+        return hashlib.sha256(f"{self.kind}\n{self.subject}\n{self.since}".encode()).hexdigest()[:32]
 
 
 class Notifier(Protocol):
@@ -61,24 +69,49 @@ class LogNotifier:
 
 
 class WebhookNotifier:
-    """Posts notices as JSON, signed with a secret that the receiver knows as well."""
+    """Posts notices as JSON, signed with a secret that the receiver knows as well.
+
+    Only an answer with a status from 200 to 299 counts as delivered. A redirect is not followed: it could lead the
+    notice to another system.
+    """
 
     def __init__(self, url: str, secret: str) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"a webhook needs an http or https URL, got {url.partition(':')[0]!r}")
         self.url, self.secret = url, secret
+        self._opener = build_opener(_RefusedRedirects)
 
     def notify(self, notice: Notice) -> None:
         body = json.dumps(asdict(notice), sort_keys=True).encode()
-        headers = {"Content-Type": "application/json", SIGNATURE_HEADER: signature(body, self.secret)}
+        sent_at = str(int(time.time()))  # noqa: TID251 - receivers compare it with the clocks of hosts
+        headers = {
+            "Content-Type": "application/json",
+            "webhook-id": notice.id,
+            "webhook-timestamp": sent_at,
+            "webhook-signature": signature(notice.id, sent_at, body, self.secret),
+        }
         request = Request(self.url, data=body, headers=headers, method="POST")  # noqa: S310 - scheme checked above
-        with urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - same
-            answer.read()
+        with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+            answer.read(_MAX_ANSWER)
 
 
-def signature(body: bytes, secret: str) -> str:
-    """The signature of a body. The receiver computes it too and compares in constant time."""
-    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+class _RefusedRedirects(HTTPRedirectHandler):
+    """Follow no redirect: the answer stays an error."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def signature(notice_id: str, sent_at: str, body: bytes, secret: str) -> str:
+    """Return the signature of a notice: the receiver computes it too, compares in constant time, and checks the age.
+
+    A secret that begins with ``whsec_`` is base64, as Standard Webhooks writes it. Any other is taken as it is.
+    """
+    key = (
+        base64.b64decode(secret.removeprefix(_SECRET_PREFIX)) if secret.startswith(_SECRET_PREFIX) else secret.encode()
+    )
+    signed = hmac.new(key, f"{notice_id}.{sent_at}.".encode() + body, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(signed).decode()}"
 
 
 def deliver_notices(db: Database, notifier: Notifier) -> SweepReport:

@@ -1,6 +1,5 @@
 """Command ``pipeline api``: serve the HTTP API and the operator console."""
 
-import ipaddress
 import os
 import socket
 from importlib.util import find_spec
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.config import Settings
+from pipeline.config import Settings, is_loopback
 from pipeline.domain.errors import InvalidInputError
 from pipeline.store.database import Database
 
@@ -26,17 +25,19 @@ def api(
     import uvicorn
 
     from pipeline.api.app import create
+    from pipeline.api.server import StreamingServer
     from pipeline.cli.api_services import api_services
 
     settings = Settings.load(os.environ)
     database = Database.connect(settings.database_url, pool_size=settings.pool_size)
-    app = create(services=api_services(settings, database))
+    found = api_services(settings, database)
+    app = create(services=found)
     listener = _listener(host, port)
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"http://{shown}:{listener.getsockname()[1]}{prefix}/", err=True)
     config = uvicorn.Config(app, root_path=prefix, log_level="warning", server_header=False, proxy_headers=False)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        StreamingServer(config, found.broadcaster).run(sockets=[listener])
     finally:
         listener.close()
         database.dispose()
@@ -58,14 +59,6 @@ def _require_identity(host: str) -> None:
             f"The API does not listen on {host}: other machines reach it, and no source of identity is set. "
             "Expected a loopback address such as 127.0.0.1."
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -1,11 +1,12 @@
 """Hand the API what only this process has: the broker, and the code of workflows if it can be imported."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import typer
 
 from pipeline.admin.plan import PlannedRun, Planner
 from pipeline.api.context import Services
+from pipeline.background.sweeps import periods
 from pipeline.cli import common
 from pipeline.cli.dead_letters import BrokerDeadLetters
 from pipeline.config import Settings
@@ -25,7 +26,16 @@ def api_services(settings: Settings, database: Database) -> Services:
         dead_letters=BrokerDeadLetters(),
         operations=registry,
         plan=_plans(settings, database, registry),
+        sweep_periods=periods(settings.tick),
+        queue_lengths=_queue_lengths,
     )
+
+
+def _queue_lengths(names: Collection[str]) -> Mapping[str, int] | None:
+    """Ask the broker how many messages wait."""
+    from pipeline.tasks import messages  # Celery is slow to import
+
+    return messages.queue_lengths(names)
 
 
 def _registry_or_none() -> Registry | None:

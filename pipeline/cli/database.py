@@ -40,6 +40,16 @@ def current(context: typer.Context, as_json: common.AsJson = False) -> None:
         typer.echo(f"The database is at schema version {migrate.expected_version()}, as this code needs.")
 
 
+@app.command()
+def sql(
+    since: Annotated[
+        str | None, typer.Option(help="The version that the database is at; by default a new one.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the SQL of the migrations, for an administrator who runs it. Connects to nothing."""
+    typer.echo(migrate.upgrade_sql(since), nl=False)
+
+
 def doctor(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,

@@ -14,9 +14,9 @@ from urllib.request import getproxies, proxy_bypass
 
 from pydantic import SecretStr
 
+from pipeline.config import is_loopback
 from pipeline.connectors import email as mail
 from pipeline.connectors.error_table import read_status
-from pipeline.connectors.mail_servers import is_loopback
 from pipeline.connectors.sdk import Call, mutation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, TransientError
 from pipeline.domain.reconciliation import Applied, ErrorReading, NotFound, Retry, Verdict

@@ -24,6 +24,7 @@ from typing import Any, Literal, Self
 
 from pydantic import SecretStr
 
+from pipeline.config import is_loopback
 from pipeline.connectors.sdk import Call
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
 from pipeline.text import single_line
@@ -86,14 +87,6 @@ def checked_login(server: ServerAddress, username: str | None, password: SecretS
             f"The password for {server} would be sent in the clear; expected tls='starttls' or tls='implicit'."
         )
     return Login(username=username, password=password)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class BoundedSocket(socket.socket):

@@ -1,5 +1,7 @@
 """Group questions that are alike: one operation, one class of error, one span of time. Pure: no I/O."""
 
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,8 +12,8 @@ INCIDENT_GAP = timedelta(minutes=10)
 #: A longer stream of alike questions is several incidents.
 INCIDENT_SPAN = timedelta(hours=1)
 MIN_INCIDENT_SIZE = 2
-_PREFIX = "inc-"
-_DIGITS = 12  #: of the id of the oldest mutation; the last ones are random
+#: An incident is named by what is alike and by the second of its oldest question.
+_ID = re.compile(r"inc-(?P<kind>[0-9a-f]{8})-(?P<second>[0-9a-f]{1,10})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +34,27 @@ class QuestionGroup:
 
     @property
     def id(self) -> str:
-        """Return the name of the group: of its oldest mutation."""
-        return incident_id(self.questions[0].mutation_id)
+        """Return the name of the group: of what is alike, and of the second of its oldest question."""
+        return f"inc-{self._kind}-{self._second:x}"
 
     def is_named(self, id_: str) -> bool:
-        """Return whether an id names this group: the id that begins with any of its questions."""
-        return any(incident_id(question.mutation_id) == id_ for question in self.questions)
+        """Return whether an id names this group, also if its oldest questions were resolved since.
 
+        A group that began at most ``INCIDENT_GAP`` later is the same one: a question so close would have joined it.
+        """
+        found = _ID.fullmatch(id_)
+        if found is None or found["kind"] != self._kind:
+            return False
+        return 0 <= self._second - int(found["second"], 16) <= INCIDENT_GAP.total_seconds()
 
-def incident_id(mutation_id: UUID) -> str:
-    """Return the id of an incident that begins with this mutation."""
-    return f"{_PREFIX}{mutation_id.hex[-_DIGITS:]}"
+    @property
+    def _kind(self) -> str:
+        first = self.questions[0]
+        return hashlib.sha256(f"{first.operation}\n{first.error_class}".encode()).hexdigest()[:8]
+
+    @property
+    def _second(self) -> int:
+        return int(self.questions[0].since.timestamp())
 
 
 def grouped_questions(questions: Iterable[Question]) -> list[QuestionGroup]:

@@ -5,12 +5,13 @@ second migration wait for the first; it then finds nothing to do. Only a process
 other process reads the version of the database and compares.
 """
 
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
 
-from pipeline.domain.errors import SchemaVersionError, UnsupportedSchemaError
+from pipeline.domain.errors import InvalidInputError, SchemaVersionError, UnsupportedSchemaError
 from pipeline.store.database import Database
 from pipeline.store.schema import SCHEMA
 
@@ -44,6 +45,19 @@ def upgrade(db: Database, revision: str = "head") -> str:
         command.upgrade(_config(connection), revision)
         connection.execute(_ANALYZE)
         return current_version(connection) or ""
+
+
+def upgrade_sql(since: str | None = None) -> str:
+    """Return the SQL that migrates from this version to the newest, for an administrator to run; None: from nothing."""
+    from alembic import command
+
+    known = _versions()
+    if since is not None and since not in known:
+        raise InvalidInputError(f"There is no schema version {since!r}; expected one of {', '.join(known)}, or none.")
+    config = _config(None)
+    config.output_buffer = written = StringIO()
+    command.upgrade(config, f"{since}:head" if since else "head", sql=True)
+    return written.getvalue()
 
 
 def downgrade(db: Database, revision: str) -> None:
@@ -113,7 +127,7 @@ def _versions() -> list[str]:
     return sorted(path.name.partition("_")[0] for path in (migrations_path() / "versions").glob("*_*.py"))
 
 
-def _config(connection: Connection) -> "Config":
+def _config(connection: Connection | None) -> "Config":
     from alembic.config import Config
 
     config = Config()

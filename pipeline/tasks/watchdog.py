@@ -32,7 +32,7 @@ from pipeline.worker.runner import process_name
 log = logging.getLogger(__name__)
 
 _STOP_GRACE_SECONDS = 10.0  #: seconds between asking the worker to stop and ending its process
-_SHORTEST_PERIOD, _LONGEST_PERIOD = 0.1, 0.5  #: seconds between two checks of the children
+_MAX_ROUNDS = 10  #: checks of the children between two that cost a query
 
 
 class StallDetector:
@@ -59,14 +59,14 @@ class StallDetector:
 
 
 class Watchdog:
-    """Checks the children ten times per tick, and once per tick what costs a query.
+    """Checks the children twice a second, and once per tick what costs a query.
 
-    A long tick does not delay it: it checks the children at least twice a second.
+    A long tick does not delay it: a query is sent at least every tenth time.
     """
 
-    def __init__(self, here: WorkerProcess, worker: Any) -> None:
-        self.process, self.worker, self.pool = here, worker, worker.pool
-        self.every = min(max(here.settings.tick.total_seconds() / 10, _SHORTEST_PERIOD), _LONGEST_PERIOD)
+    def __init__(self, here: WorkerProcess, worker: Any, every: float = 0.5) -> None:
+        self.process, self.worker, self.pool, self.every = here, worker, worker.pool, every
+        self._rounds = min(max(round(here.settings.tick.total_seconds() / every), 1), _MAX_ROUNDS)
         self.stall = StallDetector(here.settings.stall_timeout)
         self._children = self._pids()
         self._round = 0
@@ -81,7 +81,7 @@ class Watchdog:
             if self._round % round(WORKER_HEARTBEAT.total_seconds() / self.every) == 0:
                 self._try(self.record_worker)
             self._try(self.recover_dead_children)
-            if self._round % 10 == 0:
+            if self._round % self._rounds == 0:
                 self._try(self.dispatch_late_sweeps)
                 self._try(self.exit_if_stalled)
 

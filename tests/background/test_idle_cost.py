@@ -11,6 +11,7 @@ from pipeline.background.sweeps import DUTIES, PERIODS
 from pipeline.store.connections import PooledConnection
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, work
+from pipeline.store.writes import installation as installation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.testing import Inline
 from tests.support.scripted_consumers import Shop
@@ -46,6 +47,7 @@ ASKED: Mapping[str, tuple[TextClause, dict[str, Any]]] = {
     "sessions": (work._FINISHABLE, {"limit": 100}),
     "maintenance": (work._UNATTENDED_MAINTENANCE, {}),
     "backfill": (work._OPEN_BACKFILLS, {"workflow": None}),
+    "samples": (installation_store.TAKE_SAMPLE, {"limit": 1_000, "counted": 1_000}),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.background import rescuer
-from pipeline.background.notifier import SIGNATURE_HEADER, LogNotifier, Notice, WebhookNotifier, signature
+from pipeline.background.notifier import LogNotifier, Notice, WebhookNotifier, signature
 from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import Sweeps
 from pipeline.domain.failures import FailureKind
@@ -28,13 +28,17 @@ class Receiver(BaseHTTPRequestHandler):
     """Keeps what it was sent; answers as the test sets it."""
 
     got: list[tuple[dict[str, Any], bool]]
+    ids: list[str]
     status: int
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        genuine = hmac.compare_digest(self.headers[SIGNATURE_HEADER], signature(body, SECRET))
+        sent = [self.headers[f"webhook-{name}"] for name in ("id", "timestamp", "signature")]
+        genuine = hmac.compare_digest(sent[2], signature(sent[0], sent[1], body, SECRET))
         type(self).got.append((json.loads(body), genuine))
+        type(self).ids.append(sent[0])
         self.send_response(type(self).status)
+        self.send_header("Location", f"/elsewhere{self.path}")
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
@@ -43,7 +47,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver() -> Iterator[tuple[type[Receiver], str]]:
-    kind = type("One", (Receiver,), {"got": [], "status": 204})
+    kind = type("One", (Receiver,), {"got": [], "ids": [], "status": 204})
     server = HTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -89,16 +93,27 @@ def test_maintenance_blocks_and_unknown_outcomes_are_announced_once_and_signed(
     assert all(genuine for _, genuine in kind.got)
 
 
-def test_a_notice_that_could_not_be_delivered_is_sent_again(db: Database, receiver: tuple[type[Receiver], str]) -> None:
+@pytest.mark.parametrize("status", [500, 302, 308, 304])
+def test_a_notice_that_could_not_be_delivered_is_sent_again(
+    db: Database, receiver: tuple[type[Receiver], str], status: int
+) -> None:
     kind, url = receiver
-    kind.status = 500
+    kind.status = status
     a_workflow(db)
     stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)
     sweep = sweeps(db, WebhookNotifier(url, SECRET))
     assert sweep.notices().counts == {"undelivered": 1}
     kind.status = 204
     assert sweep.notices().counts == {"delivered": 1}
-    assert len(kind.got) == 2
+    assert len(kind.got) == 2, "no redirect was followed"
+    assert kind.ids[0] == kind.ids[1], "a receiver knows a repeat by its id"
+
+
+def test_a_signature_is_the_one_of_standard_webhooks() -> None:
+    body = b'{"test": 2432232314}'
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    signed = signature("msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", body, secret)
+    assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_without_a_receiver_notices_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, computed_field, field_validator
@@ -316,3 +316,51 @@ def test_a_shows_text_that_fails_later_becomes_the_title_of_the_plan() -> None:
 
     charge.shows = "Charge {order:d}"
     assert charge.headline({"order": "o1"}, {"title": "Order o1"}) == "Order o1"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"shown": "card"}, "declares to be shown 'card', a text"),
+        ({"shown": ["card"], "redact": ["card"]}, "redacts 'card' and declares it to be shown"),
+        ({"look_up": "ftp://pay.example/{key}"}, "expected a link with https:// or http://"),
+        ({"look_up": "https://{order}/x"}, "a fixed host"),
+        ({"look_up": "https://ada:x@pay.example/{key}"}, "without a user"),
+        ({"look_up": "https://pay.example/{key"}, "expected '}'"),
+        ({"look_up": "https://pay.example/{key!r}"}, "without formats"),
+        ({"look_up": "https://pay.example/{oder}"}, "it does not take 'oder'; expected one of: key, order"),
+        ({"look_up": "https://pay.example/{card}"}, "'card' is hidden"),
+        ({"value": "cents"}, "value without four_eyes_above"),
+        ({"four_eyes_above": 5}, "or the reverse"),
+        ({"value": "sum", "four_eyes_above": 5}, "has value 'sum', which it does not take"),
+        ({"value": "order", "four_eyes_above": 5}, "'order', which is no number"),
+        ({"value": "cents", "four_eyes_above": "5"}, "expected an int or a Decimal"),
+        ({"value": "cents", "four_eyes_above": True}, "expected an int or a Decimal"),
+    ],
+)
+def test_wrong_options_about_showing_are_refused_at_the_declaration(options: dict[str, Any], expected: str) -> None:
+    def charge(self: Any, call: Call, *, order: str, cents: int, card: str = "") -> None: ...
+
+    with pytest.raises(InvalidInputError) as caught:
+        mutation(**options)(charge)
+    assert expected in str(caught.value)
+
+
+def test_the_value_may_be_any_kind_of_number_or_inside_a_parameter() -> None:
+    def charge(
+        self: Any, call: Call, *, cents: int | None, euros: Annotated[Decimal, "sum"], data: dict[str, Any]
+    ) -> None: ...
+
+    for value in ("cents", "euros", "data.sum"):
+        assert mutation(value=value, four_eyes_above=5)(charge).value == value
+    assert mutation(value="data.sum", four_eyes_above=5)(charge).four_eyes_value({"data": {"sum": 6}}) == 6
+
+
+def test_an_operation_with_a_parameter_that_looks_like_a_secret_hides_something() -> None:
+    @mutation()
+    def pay(self: Any, call: Call, *, card_number: str) -> None: ...
+
+    @mutation(shown=["card_number"])
+    def show(self: Any, call: Call, *, card_number: str) -> None: ...
+
+    assert (pay.has_hidden_params, show.has_hidden_params) == (True, False)

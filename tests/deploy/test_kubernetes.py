@@ -137,6 +137,7 @@ def test_every_pod_with_metrics_is_scraped_and_its_network_policy_allows_it() ->
             assert template["annotations"]["prometheus.io/port"] == port
             assert template["labels"]["app.kubernetes.io/component"] in allowed["values"]
             assert int(port) in ports
+            assert given["PIPELINE_METRICS_HOST"] == "0.0.0.0", "the default is loopback"
             serving += 1
     assert serving == 3
 

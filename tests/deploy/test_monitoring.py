@@ -131,6 +131,7 @@ def test_every_service_with_metrics_in_the_compose_file_is_scraped() -> None:
         for name, service in services.items()
         if "PIPELINE_METRICS_PORT" in service.get("environment", {})
     }
+    assert {services[name]["environment"]["PIPELINE_METRICS_HOST"] for name, _ in serving} == {"0.0.0.0"}
     jobs = loaded("prometheus/prometheus.yml")["scrape_configs"]
     found = [config for job in jobs for config in job.get("dns_sd_configs", ())]
     assert {(name, config["port"]) for config in found for name in config["names"]} == serving

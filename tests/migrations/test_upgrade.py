@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg2  # type: ignore[import-untyped]
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from pipeline.domain.errors import SchemaVersionError, UnsupportedSchemaError
+from pipeline.domain.errors import InvalidInputError, SchemaVersionError, UnsupportedSchemaError
 from pipeline.embedded import servers
 from pipeline.store import functions, migrate
 from pipeline.store.database import Database
@@ -367,3 +368,32 @@ def test_migrations_run_from_a_path_and_with_a_password_that_have_percent_signs(
         with bare.engine.begin() as connection:
             literally(connection, f'REASSIGN OWNED BY "{role}" TO CURRENT_USER')
             literally(connection, f'DROP ROLE "{role}"')
+
+
+def test_the_sql_for_an_administrator_builds_the_same_schema(bare: Database, db: Database) -> None:
+    run_sql(bare, migrate.upgrade_sql())
+    assert picture(bare) == picture(db)
+    migrate.require_current(bare)
+    assert migrate.upgrade(bare) == migrate.expected_version(), "nothing is left to do"
+
+
+def test_the_sql_since_a_version_leads_to_the_newest(bare: Database, next_release: NextRelease) -> None:
+    migrate.upgrade(bare)
+    with next_release("CREATE TABLE pipeline.moods (name text)") as version:
+        run_sql(bare, migrate.upgrade_sql(migrate._versions()[0]))
+        with bare.engine.connect() as connection:
+            assert migrate.current_version(connection) == version
+            assert connection.scalar(text("SELECT to_regclass('pipeline.moods') IS NOT NULL"))
+    with pytest.raises(InvalidInputError, match="There is no schema version '9999'"):
+        migrate.upgrade_sql("9999")
+
+
+def run_sql(db: Database, script: str) -> None:
+    """Run a script as psql does: it opens and commits its own transaction."""
+    connection = psycopg2.connect(db.engine.url.set(drivername="postgresql").render_as_string(hide_password=False))
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(script)
+    finally:
+        connection.close()

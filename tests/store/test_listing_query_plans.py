@@ -16,8 +16,9 @@ from pipeline.domain.states import DeliveryStatus
 from pipeline.embedded import servers
 from pipeline.store.connections import _compiled, _values
 from pipeline.store.database import Database, Statement
-from pipeline.store.reads import ledger, listings, pages, traces
+from pipeline.store.reads import changes, installation, ledger, listings, pages, traces
 from pipeline.store.reads.pages import FIRST_UUID, LAST_UUID
+from pipeline.store.writes import installation as installation_store
 from tests.factories import IN
 from tests.support import databases
 from tests.support.large_database import WORKFLOW, Crowd
@@ -150,10 +151,9 @@ LOOKS: Mapping[str, Asked] = {
         lambda crowd: {"name": "to", "connector": None, "below": some(crowd, "mutations")[-1], "limit": RECENT},
     ),
     "questions": (
-        ledger._MUTATIONS_BY_STATUS,
+        ledger._OPEN_BY_STATUS,
         lambda _: {
             "statuses": ["indeterminate"],
-            "ids": None,
             "limit": 100,
             "workflow": None,
             "connector": None,
@@ -161,6 +161,16 @@ LOOKS: Mapping[str, Asked] = {
             "older_than": None,
         },
     ),
+    "questions by id": (
+        ledger._MUTATIONS_BY_ID,
+        lambda crowd: {"statuses": ["applied"], "ids": some(crowd, "mutations"), "limit": 100},
+    ),
+    "questions of incidents": (ledger._OPEN_QUESTIONS, lambda _: {"workflow": None, "limit": 100}),
+    "called operations": (listings._CALLED_OPERATIONS, lambda _: {"workflow": WORKFLOW, "recent": RECENT}),
+    "high water": (changes.HIGH_WATER, lambda _: {"limit": 100}),
+    "watched items": (changes._WATCHED_ITEMS, lambda _: {"limit": 100}),
+    "sample": (installation_store.TAKE_SAMPLE, lambda _: {"limit": 1_000, "counted": RECENT}),
+    "last act": (installation._LAST_ACT, lambda _: {}),
     "audit": (
         listings._AUDIT,
         lambda crowd: {"run_id": some(crowd, "runs")[0], "mutation_id": None, "event_id": 1, "limit": 100},
@@ -210,8 +220,7 @@ def explained(crowd: Crowd, asked: Asked) -> dict[str, Any]:
     compiled, given = _compiled(statement.text), params(crowd)
     with crowd.db.engine.connect() as connection:
         cursor: Any = connection.connection.cursor()
-        mode = "force_custom_plan" if statement is ledger._MUTATIONS_BY_STATUS else "force_generic_plan"
-        cursor.execute(f"SET LOCAL plan_cache_mode = {mode}")
+        cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         cursor.execute(f"PREPARE asked AS {compiled.numbered}")
         values = f"({', '.join(['%s'] * len(compiled.names))})" if compiled.names else ""
         cursor.execute(

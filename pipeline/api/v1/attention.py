@@ -1,8 +1,9 @@
-"""Endpoints about what waits for an operator."""
+"""Endpoints about what waits for an operator, and the stream of changes."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
 
 from pipeline.admin import attention, incidents
 from pipeline.api.access import Viewer
@@ -40,3 +41,19 @@ def list_incidents(found: Found, caller: Viewer, workflow: NameFilter = None) ->
     listed = incidents.open_incidents(found.resolutions, workflow=workflow)
     visible = [each for each in listed if all(caller.can_see_workflow(name) for name in each.workflows)]
     return PageView(items=[IncidentView.model_validate(each) for each in visible], next=None)
+
+
+@router.get(
+    "/attention/stream",
+    response_class=StreamingResponse,
+    responses={200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}},
+)
+async def stream_attention(
+    found: Found,
+    caller: Viewer,
+    last_event_id: Annotated[str | None, Header(max_length=200, description="Resume after this event.")] = None,
+) -> StreamingResponse:
+    """Stream changes as server-sent events, within a second of each. A lost stream resumes by `Last-Event-ID`."""
+    events = found.broadcaster.events(caller.workflows, last_event_id)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

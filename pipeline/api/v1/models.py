@@ -707,6 +707,143 @@ class AuditView(ApiModel):
     evidence: Any = Field(description="Null unless `fields=evidence` was asked for.")
 
 
+class SearchHitView(ApiModel):
+    """A thing that a text identifies."""
+
+    kind: str = Field(description="How it was found: event, message, run, mutation, key, external or workflow.")
+    noun: str = Field(description="event, run, mutation or workflow")
+    id: str
+    workflow: str
+    description: str
+    status: str
+
+
+class SearchView(ApiModel):
+    """Everything that a text identifies."""
+
+    text: str
+    hits: list[SearchHitView]
+    recent: int = Field(description="Results were searched in so many of the newest mutations.")
+
+
+class HistoryPointView(ApiModel):
+    """How a workflow did in one span of time. Rates are per second."""
+
+    at: Instant
+    published: float
+    committed: float
+    stopped: float
+    backlog: int
+    oldest_age: float
+    uncertain_share: float | None
+    unresolved: int
+
+
+class HistoryView(ApiModel):
+    """How a workflow did over time."""
+
+    workflow: str
+    since: Instant
+    until: Instant
+    step: Seconds
+    points: list[HistoryPointView]
+
+
+class GraphNodeView(ApiModel):
+    """A topic, a handler or an operation."""
+
+    id: str
+    kind: str
+    name: str
+
+
+class GraphEdgeView(ApiModel):
+    """A connection between two nodes."""
+
+    source: str
+    target: str
+    kind: str
+
+
+class GraphView(ApiModel):
+    """The topics, handlers and operations of a workflow, and how events pass between them."""
+
+    workflow: str
+    nodes: list[GraphNodeView]
+    edges: list[GraphEdgeView]
+
+
+class HealthView(ApiModel):
+    """Whether workers, sweeps and doctor are well."""
+
+    at: Instant
+    workers: int
+    gone_workers: int
+    late_sweeps: list[str]
+    doctor_at: Instant | None
+    broken: int
+    last_act_at: Instant | None
+
+
+class WorkerView(ApiModel):
+    """A worker and when it was last seen."""
+
+    name: str
+    host: str
+    pid: int
+    pool: str
+    concurrency: int
+    queues: list[str]
+    workflows: dict[str, int]
+    code_version: str
+    package_version: str
+    started_at: Instant
+    seen_at: Instant
+    is_gone: bool
+
+
+class SweepView(ApiModel):
+    """A sweep and when it last ran."""
+
+    name: str
+    period: Seconds
+    last_run_at: Instant | None
+    due_at: Instant | None
+    is_late: bool
+    report: dict[str, int]
+
+
+class SettingView(ApiModel):
+    """A setting of the process that answers; secrets are masked."""
+
+    variable: str
+    value: str
+    default: str
+    description: str
+
+
+class UnsafeSettingView(ApiModel):
+    """A setting of Postgres that risks commits."""
+
+    subject: str
+    detail: str
+    advice: str
+
+
+class SystemView(ApiModel):
+    """Workers, sweeps, queues, versions and settings."""
+
+    health: HealthView
+    workers: list[WorkerView]
+    sweeps: list[SweepView]
+    schema_version: str
+    expected_schema_version: str
+    versions: dict[str, str]
+    settings: list[SettingView]
+    unsafe_settings: list[UnsafeSettingView]
+    queues: dict[str, int] | None = Field(description="Waiting messages by queue; null: the broker was not asked.")
+
+
 class SavedViewBody(ApiBody):
     """A filter to keep under a name."""
 

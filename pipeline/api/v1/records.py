@@ -1,11 +1,11 @@
-"""Endpoints about the audit, the doctor, and the filters that a caller saved."""
+"""Endpoints about the audit, the search, the doctor, the system, and the filters that a caller saved."""
 
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query
 
-from pipeline.admin import doctor, lookup, pages, saved_views
+from pipeline.admin import doctor, lookup, pages, saved_views, search, system
 from pipeline.admin.audit import AuditFilter
 from pipeline.api.access import Viewer
 from pipeline.api.v1.models import (
@@ -15,6 +15,8 @@ from pipeline.api.v1.models import (
     PageView,
     SavedViewBody,
     SavedViewView,
+    SearchView,
+    SystemView,
 )
 from pipeline.api.v1.parameters import (
     After,
@@ -66,6 +68,21 @@ def list_audit(
     if PrivateField.EVIDENCE not in private:
         page.items = [each.model_copy(update={"evidence": None}) for each in page.items]
     return page
+
+
+@router.get("/search")
+def search_everything(
+    found: Found, caller: Viewer, q: Annotated[str, Query(min_length=1, max_length=255, description="What to find.")]
+) -> SearchView:
+    """Find an event, message, run, mutation, idempotency key, external id or workflow by a text."""
+    return SearchView.model_validate(search.search(found.db, q, within=caller.workflows))
+
+
+@router.get("/system")
+def show_system(found: Found, _: Viewer) -> SystemView:
+    """Show workers, sweeps, queues, versions and settings. Secrets are masked."""
+    report = system.system_report(found.db, found.settings, found.sweep_periods, found.queue_lengths)
+    return SystemView.model_validate(report)
 
 
 @router.get("/doctor")

@@ -1,17 +1,20 @@
 """Endpoints about workflows, their handlers and topics, and the switches that operators use."""
 
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from pipeline.admin import workflows
+from pipeline.admin import graph, history, workflows
 from pipeline.admin.controls import ControlResult, WorkflowControls
 from pipeline.api.access import Operator, Viewer
 from pipeline.api.idempotency import IdempotentRoute
 from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     ControlView,
+    GraphView,
     HandlerView,
+    HistoryView,
     OptionalReasonBody,
     PageView,
     PlannedRunView,
@@ -79,6 +82,25 @@ def show_topic_schema(found: Found, caller: Viewer, workflow: Name, topic: Name)
     caller.check_workflow(workflow)
     schema = workflows.topic_schema(found.db, workflow, topic)
     return TopicSchemaView(workflow=workflow, topic=topic, payload_schema=schema)
+
+
+@router.get("/{workflow}/graph")
+def show_graph(found: Found, caller: Viewer, workflow: Name) -> GraphView:
+    """Show the topics, handlers and operations of a workflow as nodes and edges."""
+    caller.check_workflow(workflow)
+    return GraphView.model_validate(graph.topic_graph(found.db, workflow))
+
+
+@router.get("/{workflow}/history")
+def show_history(
+    found: Found,
+    caller: Viewer,
+    workflow: Name,
+    span: Annotated[int, Query(ge=60, le=31_536_000, description="Seconds before now.")] = 3_600,
+) -> HistoryView:
+    """Show throughput, backlog, age and the share of unknown outcomes over time."""
+    caller.check_workflow(workflow)
+    return HistoryView.model_validate(history.workflow_history(found.db, workflow, timedelta(seconds=span)))
 
 
 @router.get("/{workflow}/plan")

@@ -53,26 +53,41 @@ SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 """)
 
 #: What an operator may resolve, with the events it is about.
-_MUTATIONS_BY_STATUS = Statement[UnresolvedMutationRow]("""
+_RESOLVABLE = """
 SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status, h.after_failed_mutation, h.retired,
        m.quiet_until > pipeline.clock() AS is_quiet, r.error_type
-FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
-WHERE m.status = ANY(CAST(:statuses AS text[]))
-  AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow)
-  AND (CAST(:connector AS text) IS NULL OR m.connector = :connector)
-  AND (CAST(:operation AS text) IS NULL OR m.operation = :operation)
-  AND (CAST(:older_than AS interval) IS NULL OR m.created_at < pipeline.clock() - CAST(:older_than AS interval))
-  AND (CAST(:ids AS uuid[]) IS NULL OR m.id = ANY(CAST(:ids AS uuid[])))
-ORDER BY m.id LIMIT :limit
+"""
+_JOIN_RUN = "JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id"
+_MUTATIONS_BY_ID = Statement[UnresolvedMutationRow](f"""
+{_RESOLVABLE} FROM pipeline.mutations m {_JOIN_RUN}
+WHERE m.id = ANY(CAST(:ids AS uuid[])) AND m.status = ANY(CAST(:statuses AS text[])) ORDER BY m.id LIMIT :limit
+""")
+
+
+def _open_of_workflows(condition: str) -> str:
+    """Return the SQL of open mutations, oldest first, found by the index of each workflow."""
+    return f"""(
+  SELECT m.* FROM pipeline.workflows w CROSS JOIN LATERAL (
+    SELECT * FROM pipeline.mutations m WHERE m.workflow = w.name AND m.status IN {OPEN_MUTATION} AND {condition}
+    ORDER BY m.id LIMIT :limit
+  ) m WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY m.id LIMIT :limit
+) m"""
+
+
+_IS_SELECTED = """m.status = ANY(CAST(:statuses AS text[]))
+      AND (CAST(:connector AS text) IS NULL OR m.connector = :connector)
+      AND (CAST(:operation AS text) IS NULL OR m.operation = :operation)
+      AND (CAST(:older_than AS interval) IS NULL OR m.created_at < pipeline.clock() - CAST(:older_than AS interval))"""
+_OPEN_BY_STATUS = Statement[UnresolvedMutationRow](f"""
+{_RESOLVABLE} FROM {_open_of_workflows(_IS_SELECTED)} {_JOIN_RUN} ORDER BY m.id
 """)
 
 #: Unknown outcomes that wait for an operator, as little of each as grouping them needs.
 _OPEN_QUESTIONS = Statement[OpenQuestionRow](f"""
 SELECT m.id, m.workflow, m.connector, m.operation, m.headline, coalesce(m.doubted_at, m.created_at) AS since,
        r.error_type
-FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
-WHERE m.status = '{MutationStatus.INDETERMINATE}' AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow)
-ORDER BY m.id LIMIT :limit
+FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'")}
+JOIN pipeline.runs r ON r.id = m.run_id ORDER BY m.id
 """)
 
 #: Which other mutations a row of a provider may be about. No index has the parameters, so page by page, newest first.
@@ -150,7 +165,12 @@ def open_questions(tx: Transaction, *, workflow: str | None = None, limit: int) 
 def mutations_by_status(
     tx: Transaction, *, statuses: Sequence[str], ids: Sequence[UUID] | None = None, limit: int = 100, **only: Any
 ) -> Sequence[UnresolvedMutationRow]:
-    """Ledger rows of these statuses, oldest first; ``only`` names workflow, connector, operation or older_than."""
+    """Ledger rows of these statuses, oldest first: those of ``ids``, or the open ones.
+
+    Of the open ones, ``only`` names workflow, connector, operation or older_than.
+    """
+    if ids is not None:
+        named = [str(id_) for id_ in ids]
+        return tx.all(_MUTATIONS_BY_ID, statuses=list(statuses), ids=named, limit=limit)
     given: dict[str, Any] = {"workflow": None, "connector": None, "operation": None, "older_than": None, **only}
-    named = None if ids is None else [str(id_) for id_ in ids]
-    return tx.all(_MUTATIONS_BY_STATUS, statuses=list(statuses), ids=named, limit=limit, **given)
+    return tx.all(_OPEN_BY_STATUS, statuses=list(statuses), limit=limit, **given)

@@ -185,10 +185,11 @@ WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :w
 """)
 #: No index knows which handler called what, so among the newest rows.
 _CALLED_OPERATIONS = Statement[CalledOperationRow]("""
-SELECT h.name AS handler, m.connector, m.operation, count(*) AS number
-FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
-JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
-WHERE m.workflow = :workflow GROUP BY h.name, m.connector, m.operation ORDER BY h.name, m.connector, m.operation
+SELECT h.name AS handler, m.connector, m.operation, count(*) AS number FROM (
+  SELECT m.connector, m.operation, (SELECT r.handler_id FROM pipeline.runs r WHERE r.id = m.run_id) AS handler_id
+  FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m WHERE m.workflow = :workflow
+) m JOIN pipeline.handlers h ON h.id = m.handler_id
+GROUP BY h.name, m.connector, m.operation ORDER BY h.name, m.connector, m.operation
 """)
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
