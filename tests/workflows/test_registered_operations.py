@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import Call, Connector, Workflow, mutation, read
+from pipeline import Call, Connector, PrepareResult, Workflow, mutation, read
 from pipeline.admin.operations import grade_of, registered_operations
 from pipeline.domain.errors import PayloadError
-from pipeline.domain.operations import OperationSpec
+from pipeline.domain.operations import MAX_MESSAGE_IDS, OperationSpec
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline
 from pipeline.transitions.operations import register_operations
@@ -122,3 +122,49 @@ def test_nothing_is_registered_for_no_operation_and_a_wrong_one_is_refused(db: D
             register_operations(tx, [OperationSpec(connector="", operation="b", **spans)], [])
         with pytest.raises(PayloadError, match=r"schema of a\.b"):
             register_operations(tx, [OperationSpec(connector="a", operation="b", params_schema=object(), **spans)], [])
+
+
+def test_older_code_that_has_a_former_name_of_its_workflow_replaces_nothing(db: Database) -> None:
+    def release(name: str, shows: str, **options: Any) -> None:
+        class Mail(Connector):
+            name = "mail"
+
+            @mutation(shows=shows)
+            def send(self, call: Call, *, to: str) -> None: ...
+
+        workflow = Workflow(name, **options)
+        workflow.effect(workflow.topic("orders"), name="post")(lambda ctx, event: None)
+        Inline(db, [workflow], [Mail()])
+
+    release("shop", "old")
+    release("store", "new", renamed_from="shop")
+    release("shop", "old")
+    assert shown(db) == {"send": "new"}
+
+
+def test_the_ledger_keeps_the_first_message_ids_of_a_large_batch_and_counts_all(db: Database) -> None:
+    class Mail(Connector):
+        name = "mail"
+
+        @mutation()
+        def send(self, call: Call, *, count: int) -> None: ...
+
+    shop = Workflow("shop")
+    orders = shop.topic("orders")
+
+    @shop.consumer(subscribes=[orders], batch=120)
+    class Send:
+        def prepare(self, ctx: Any, _: Any) -> PrepareResult:
+            return PrepareResult(reserve=ctx.peek(orders, limit=120))
+
+        def mutate(self, ctx: Any, prepared: Any) -> Any:
+            return ctx.mail.send(count=len(prepared.event_ids))
+
+        def next(self, ctx: Any, prepared: Any, result: Any) -> None: ...
+
+    run = Inline(db, [shop], [Mail()])
+    run.publish(orders, *range(120))
+    run.run()
+    (row,) = run.ledger()
+    assert (len(row.message_ids), row.message_count) == (MAX_MESSAGE_IDS, 120)
+    assert row.headline.endswith(" and 117 more")
