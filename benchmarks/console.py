@@ -145,7 +145,7 @@ def reads(db: Database) -> Mapping[str, Callable[[], object]]:
     past = event.created_at + timedelta(seconds=1)
     second = pages.event_page(db, EventFilter(), limit=50).next
     return {
-        "inbox": lambda: attention.items(resolutions, limit=50, recent=100),
+        "inbox": lambda: attention.items(resolutions, limit=50, recent=None),
         "incidents": lambda: incidents.open_incidents(resolutions),
         "question": lambda: mutations.detail(resolutions, str(question.id)),
         "changes, nothing new": lambda: changes.changes_since(db, mark),

@@ -15,7 +15,7 @@ from pipeline.domain.errors import quantity
 from pipeline.domain.mutation_state import state_token
 from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
 from pipeline.store.database import Transaction
-from pipeline.store.reads import invariants, ledger, listings
+from pipeline.store.reads import durability, installation, invariants, ledger, listings
 from pipeline.store.reads.invariants import Severity
 from pipeline.store.rows import ListedHandlerRow
 
@@ -43,9 +43,13 @@ class AttentionItem:
 
 
 def items(
-    resolutions: Resolutions, *, workflow: str | None = None, limit: int = 100, recent: int = 10_000
+    resolutions: Resolutions, *, workflow: str | None = None, limit: int = 100, recent: int | None = 10_000
 ) -> list[AttentionItem]:
-    """List the items, oldest first, at most ``limit`` of each kind. Broken invariants, without instant, come first."""
+    """List the items, oldest first, at most ``limit`` of each kind. Broken invariants, without instant, come first.
+
+    Invariants are checked for the newest ``recent`` runs. None: the last run of the doctor is read instead, which
+    takes no time.
+    """
     of_mutations = incident_ids(open_incidents(resolutions, workflow=workflow))
     indeterminate = [
         _indeterminate(each, of_mutations.get(each.id))
@@ -59,7 +63,7 @@ def items(
             *_maintenance(tx),
             *_handlers(tx),
             *_breakers(tx),
-            *_broken_invariants(tx, recent),
+            *(_broken_invariants(tx, recent) if recent is not None else _reported_invariants(tx)),
         ]
     kept = [item for item in others if workflow is None or item.workflow in (workflow, "")]
     return sorted(
@@ -244,6 +248,25 @@ def _broken_invariants(tx: Transaction, recent: int) -> Iterator[AttentionItem]:
                 since=None,
                 commands=("pipeline doctor --json",),
             )
+
+
+def _reported_invariants(tx: Transaction) -> Iterator[AttentionItem]:
+    """Yield the invariants that were broken when the doctor ran last."""
+    run = installation.sweep_runs(tx).get("doctor")
+    broken = invariants.broken_counts((run.report if run is not None else None) or {})
+    texts = {each.name: (each.sentence, each.advice) for each in invariants.INVARIANTS}
+    texts[durability.NAME] = (durability.SENTENCE, durability.ADVICE)
+    for name, count in broken.items():
+        sentence, advice = texts.get(name, (name, ""))
+        yield AttentionItem(
+            kind="broken_invariant",
+            headline=sentence,
+            workflow="",
+            subject=f"invariant {name}",
+            reason=f"{quantity(count, 'finding')} of the doctor; {sentence} {advice}".strip(),
+            since=None,
+            commands=("pipeline doctor --json",),
+        )
 
 
 def _published_at(tx: Transaction, event_id: int) -> datetime | None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import metadata
 from platform import python_version
-from typing import Any
 
 from pipeline.config import Settings
 from pipeline.domain.installation import is_worker_gone
@@ -13,7 +12,7 @@ from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import installation, work
 from pipeline.store.reads.durability import durability_findings
-from pipeline.store.reads.invariants import LATE_EFFECTS, Severity
+from pipeline.store.reads.invariants import broken_counts
 from pipeline.store.rows import SweepRunRow
 from pipeline.store.schema import WorkerRow
 
@@ -216,14 +215,6 @@ def _health(
         gone_workers=sum(worker.is_gone for worker in workers),
         late_sweeps=tuple(each.name for each in sweeps if each.is_late),
         doctor_at=doctor.last_run_at if doctor is not None else None,
-        broken=_broken(doctor.report) if doctor is not None else 0,
+        broken=sum(broken_counts(doctor.report).values()) if doctor is not None else 0,
         last_act_at=last_act_at,
-    )
-
-
-def _broken(report: Mapping[str, Any]) -> int:
-    """Return how many findings of the doctor are broken promises. Late effects are reported as what they are."""
-    prefix = f"{Severity.BROKEN}: "
-    return sum(
-        count for name, count in report.items() if name.startswith(prefix) and name.removeprefix(prefix) != LATE_EFFECTS
     )

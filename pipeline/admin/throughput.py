@@ -42,7 +42,7 @@ class Snapshot:
 
 
 def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -> Snapshot:
-    """Take a snapshot. Of the doctor's checks only those of the newest runs are made."""
+    """Take a snapshot. Of broken invariants it shows those that the doctor found last."""
     span = interval(RATE_WINDOW)
     with resolutions.db.transaction() as tx:
         now = tx.clock()
@@ -57,7 +57,7 @@ def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -
         )
         for name in sorted({*ended, *came})
     }
-    waiting = attention.items(resolutions, limit=MAX_ITEMS, recent=100)
+    waiting = attention.items(resolutions, limit=MAX_ITEMS, recent=None)
     return Snapshot(
         at=now,
         workflows=tuple(workflows.list_workflows(resolutions.db)),

@@ -2,7 +2,8 @@
 
 from datetime import timedelta
 
-from pipeline.admin import system
+from pipeline.admin import attention, system
+from pipeline.admin.resolutions import Resolutions
 from pipeline.background.sweeps import PERIODS
 from pipeline.config import Settings
 from pipeline.domain.installation import WorkerInfo
@@ -134,3 +135,16 @@ def _unsafe(db: Database) -> list[str]:
             "AND reset_val <> 'on' ORDER BY name"
         )
         return [f"Postgres's {row.name}" for row in rows]
+
+
+def test_the_inbox_shows_what_the_doctor_found_last_without_checking_again(db: Database) -> None:
+    run_sweeps(Shop().started(db))
+    assert [item.kind for item in attention.items(Resolutions(db), recent=None)] == []
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql(
+            """UPDATE pipeline.sweeps SET report = '{"broken: commits-are-durable": 2, "overdue: y": 1}'
+            WHERE name = 'doctor'"""
+        )
+    (item,) = attention.items(Resolutions(db), recent=None)
+    assert (item.kind, item.subject) == ("broken_invariant", "invariant commits-are-durable")
+    assert item.reason.startswith("2 findings of the doctor; A commit survives")

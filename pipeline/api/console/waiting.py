@@ -17,7 +17,6 @@ from pipeline.api.context import Services
 
 MAX_OF_KIND = 200  #: items of one kind that a page lists
 _MAX_AGE = 1.0
-_RECENT_RUNS = 100  #: runs in which broken invariants are searched; the doctor searches all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ def _recent_read(services: Services) -> WaitingItems:
 
 
 def _read(services: Services) -> WaitingItems:
-    items = attention.items(services.resolutions, limit=MAX_OF_KIND, recent=_RECENT_RUNS)
+    items = attention.items(services.resolutions, limit=MAX_OF_KIND, recent=None)
     count = services.dead_letters.count() if services.dead_letters is not None else 0
     items += [attention.dead_letters(count)] if count else []
     unknown = services.resolutions.unresolved_mutations(limit=MAX_OF_KIND)

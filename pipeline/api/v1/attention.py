@@ -24,7 +24,7 @@ def list_attention(
     """List everything that waits for an operator, oldest first."""
     if workflow is not None:
         caller.check_workflow(workflow)
-    items = attention.items(found.resolutions, workflow=workflow, limit=limit)
+    items = attention.items(found.resolutions, workflow=workflow, limit=limit, recent=None)
     visible = [
         AttentionView.model_validate(each)
         for each in items

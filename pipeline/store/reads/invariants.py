@@ -5,7 +5,7 @@ broken invariant means a verb is wrong, and repairing the row would hide it. Ove
 work that a sweep should have done by now: the sweep is not running.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -405,6 +405,13 @@ def findings(
         params = {"recent": recent} if ":recent" in invariant.query.text else {}
         found.extend(_finding(invariant, row) for row in tx.all(invariant.query, limit=limit, **params))
     return found
+
+
+def broken_counts(report: Mapping[str, int]) -> dict[str, int]:
+    """Promises that did not hold when the doctor wrote this report, by name. Late effects are no broken promise."""
+    prefix = f"{Severity.BROKEN}: "
+    found = {name.removeprefix(prefix): count for name, count in report.items() if name.startswith(prefix)}
+    return {name: count for name, count in found.items() if name != LATE_EFFECTS}
 
 
 def _finding(invariant: Invariant, row: FindingRow) -> Finding:
