@@ -7,7 +7,7 @@ statement.
 
 import functools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
@@ -30,19 +30,35 @@ def fields_of(row_type: Any) -> Mapping[str, Any]:
 
 def fits(value: object, hint: Any) -> bool:
     """Whether a value is what an annotation says."""
+    return _check_of(hint)(value)
+
+
+@functools.cache
+def _check_of(hint: Any) -> Callable[[object], bool]:
+    """Return the check of an annotation. It runs for nearly every value of a statement, so it is made only once."""
     if hint is Any:
-        return True
+        return lambda value: True
     if isinstance(hint, NewType):
-        return fits(value, hint.__supertype__)
+        return _check_of(hint.__supertype__)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         kinds = [extra for extra in args[1:] if isinstance(extra, type) and issubclass(extra, StrEnum)]
-        return fits(value, args[0]) and all(value in list(kind) for kind in kinds)
+        known, check = [set(kind) for kind in kinds], _check_of(args[0])
+        return lambda value: check(value) and all(value in each for each in known)
     if origin in (Union, types.UnionType):
-        return any(fits(value, each) for each in args)
+        checks = [_check_of(each) for each in args]
+        return lambda value: any(check(value) for check in checks)
     if origin is list:
-        return isinstance(value, list) and all(fits(each, args[0]) for each in value)
-    return value is None if hint in (None, type(None)) else type(value) is hint
+        of_each = _check_of(args[0])
+        return lambda value: isinstance(value, list) and all(map(of_each, value))
+    expected = type(None) if hint is None else hint
+    return lambda value: type(value) is expected
+
+
+@functools.cache
+def _checks_of(row_type: Any) -> Sequence[tuple[str, Any, Callable[[object], bool]]]:
+    """Return each attribute of a row type with its annotation and its check."""
+    return [(name, hint, _check_of(hint)) for name, hint in fields_of(row_type).items()]
 
 
 def check_columns(statement: Statement[Any], columns: Sequence[str]) -> None:
@@ -57,9 +73,9 @@ def check_rows(statement: Statement[Any], rows: Sequence[Any]) -> None:
     """Fail if a value of a row is not what the row type says."""
     row_type = statement.row_type()
     for row in () if row_type is Any else rows[:_MAX_ROWS]:
-        for name, hint in fields_of(row_type).items():
+        for name, hint, check in _checks_of(row_type):
             value = getattr(row, name)
-            if not fits(value, hint):
+            if not check(value):
                 raise RowTypeError(f"{row_type.__name__}.{name} is {value!r}; expected {hint}, of\n{statement.text}")
 
 
