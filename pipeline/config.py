@@ -178,8 +178,8 @@ def _otlp_endpoint(value: str) -> str:
 
 def _issuer(value: str) -> str:
     parts = _split_url(value, OIDC_ISSUER)
-    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if value and (not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and is_local))):
+    is_local = parts.scheme == "http" and is_loopback(parts.hostname)
+    if value and not (parts.hostname and (parts.scheme == "https" or is_local)):
         raise ValueError(f"expected {OIDC_ISSUER}")
     return value
 

@@ -23,8 +23,9 @@ from pipeline.api.context import services
 from pipeline.api.problems import ProblemError
 from pipeline.api.security import Proxies
 from pipeline.api.sites import csrf_token as csrf_token
+from pipeline.config import Settings, SettingsError
 from pipeline.domain.access import Rights, Role, rights_of, role_rules
-from pipeline.domain.errors import NotFoundError
+from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import Actor
 
@@ -177,6 +178,14 @@ def _by_proxy(request: Request) -> Caller | None:
     listed = request.headers.get(settings.api_groups_header, "") if settings.api_groups_header else ""
     groups = {group.strip() for group in listed.split(",")}
     return _by_rights(names[0], granted_rights(names[0], groups, settings.api_roles), "proxy")
+
+
+def check_role_rules(settings: Settings) -> None:
+    """Refuse settings whose roles by group cannot be read."""
+    try:
+        role_rules(settings.api_roles)
+    except InvalidInputError as error:
+        raise SettingsError([f"PIPELINE_API_ROLES: {error}"]) from None
 
 
 def granted_rights(name: str, groups: set[str], rules: str) -> Rights:

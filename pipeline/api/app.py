@@ -9,7 +9,7 @@ from starlette.staticfiles import StaticFiles
 
 from pipeline.admin.database import Database
 from pipeline.api import health, login, problem_pages, problems
-from pipeline.api.access import Identify
+from pipeline.api.access import Identify, check_role_rules
 from pipeline.api.console.routes import router as console_router
 from pipeline.api.context import Services
 from pipeline.api.security import Guard
@@ -32,6 +32,7 @@ def create(
     ``identify`` names the caller by another system's login. ``services`` replaces the database and the settings.
     """
     found = services or Services.connect(settings or Settings.load(os.environ), database)
+    check_role_rules(found.settings)
     app = FastAPI(
         title="Pipeline",
         version=metadata.version("pipeline"),

@@ -3,7 +3,6 @@
 There is no password. A login is a row of the database; the browser has its secret in a cookie.
 """
 
-import ipaddress
 import threading
 import time
 from collections import OrderedDict, deque
@@ -19,6 +18,7 @@ from pipeline.api.access import CurrentCaller
 from pipeline.api.context import Services, services
 from pipeline.api.problems import ProblemError
 from pipeline.api.rendering import render, url
+from pipeline.config import is_loopback
 
 router = APIRouter(include_in_schema=False)
 
@@ -145,7 +145,4 @@ def _is_this_machine(request: Request) -> bool:
     """Whether the browser runs on this machine, with no proxy in between."""
     if request.headers.get("x-forwarded-for") or request.headers.get("forwarded"):
         return False
-    try:
-        return ipaddress.ip_address(security.peer_of(request)).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(security.peer_of(request))

@@ -1,14 +1,24 @@
 """Command ``pipeline api``: serve the HTTP API and the operator console."""
 
+import getpass
 import os
+import re
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from pipeline.admin.access import LINK_LIFETIME, Access
+from pipeline.cli import common, setup
 from pipeline.config import Settings, is_loopback
+from pipeline.domain.access import Rights, Role
 from pipeline.domain.errors import InvalidInputError
+from pipeline.store import migrate
 from pipeline.store.database import Database
 
 _NEEDED = ("fastapi", "jinja2", "multipart", "uvicorn")
@@ -17,30 +27,74 @@ _NEEDED = ("fastapi", "jinja2", "multipart", "uvicorn")
 def api(
     host: Annotated[str, typer.Option(help="Address of the interface to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
-    prefix: Annotated[str, typer.Option(help="Path under which a proxy serves it, such as /ops.")] = "",
+    prefix: Annotated[str, typer.Option(help="Path under which it is served, such as /ops; a proxy keeps it.")] = "",
 ) -> None:
-    """Serve the HTTP API and the operator console, until SIGTERM or Ctrl-C."""
+    """Serve the HTTP API and the operator console, until SIGTERM or Ctrl-C.
+
+    Without any source of identity it listens on this machine only, and prints a link that logs in once.
+    """
     _require_extra()
-    _require_identity(host)
     import uvicorn
+    from starlette.routing import Mount, Router
 
     from pipeline.api.app import create
     from pipeline.api.server import StreamingServer
     from pipeline.cli.api_services import api_services
 
     settings = Settings.load(os.environ)
+    setup.log_to_stderr(settings)
+    under = _checked_prefix(prefix)
+    with _open_database(settings) as database:
+        migrate.require_current(database)
+        access = Access(database)
+        has_identity = bool(settings.api_identity_header or settings.oidc_issuer) or access.has_tokens()
+        if not has_identity:
+            _require_loopback(host)
+        found = api_services(settings, database)
+        app = create(services=found)
+        with _listener(host, port) as listener:
+            shown = f"[{host}]" if ":" in host else host
+            address = f"http://{shown}:{listener.getsockname()[1]}{under}"
+            common.print_lines(address if has_identity else _link_text(address, access))
+            sys.stdout.flush()
+            served = Router([Mount(under, app)]) if under else app
+            config = uvicorn.Config(
+                served,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,  # the app follows those of the listed proxies
+                timeout_graceful_shutdown=5,
+            )
+            StreamingServer(config, found.broadcaster).run(sockets=[listener])
+
+
+@contextmanager
+def _open_database(settings: Settings) -> Iterator[Database]:
+    """Connect to the database, and close the pool at the end."""
     database = Database.connect(settings.database_url, pool_size=settings.pool_size)
-    found = api_services(settings, database)
-    app = create(services=found)
-    listener = _listener(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"http://{shown}:{listener.getsockname()[1]}{prefix}/", err=True)
-    config = uvicorn.Config(app, root_path=prefix, log_level="warning", server_header=False, proxy_headers=False)
     try:
-        StreamingServer(config, found.broadcaster).run(sockets=[listener])
+        yield database
     finally:
-        listener.close()
         database.dispose()
+
+
+def _link_text(address: str, access: Access) -> str:
+    """Create a one-time link for the user of this shell; return what to do with it."""
+    rights = Rights(role=Role.ADMIN, can_see_payloads=True)
+    link = access.create_link(getpass.getuser(), rights)
+    minutes = LINK_LIFETIME // timedelta(minutes=1)
+    return (
+        f"{address}/login?link={link}\n"
+        f"No caller can log in yet. This link logs in once, as admin, within {minutes} minutes, on this machine. "
+        "`pipeline tokens create NAME --role admin` creates an API token."
+    )
+
+
+def _checked_prefix(prefix: str) -> str:
+    under = prefix.rstrip("/")
+    if under and not re.fullmatch(r"(/[\w.~-]+)+", under):
+        raise InvalidInputError(f"{prefix!r} cannot be a prefix; expected a path such as /ops.")
+    return under
 
 
 def _require_extra() -> None:
@@ -52,12 +106,13 @@ def _require_extra() -> None:
         )
 
 
-def _require_identity(host: str) -> None:
-    """Refuse an address that other machines can reach while no source of identity is set."""
+def _require_loopback(host: str) -> None:
+    """Refuse an address that other machines can reach while no caller can be identified."""
     if not is_loopback(host):
         raise InvalidInputError(
-            f"The API does not listen on {host}: other machines reach it, and no source of identity is set. "
-            "Expected a loopback address such as 127.0.0.1."
+            f"The API does not listen on {host}: other machines reach it, and there is no source of identity. "
+            "Expected an API token (`pipeline tokens create NAME`), PIPELINE_API_IDENTITY_HEADER or "
+            "PIPELINE_OIDC_ISSUER; or a loopback address such as 127.0.0.1."
         )
 
 

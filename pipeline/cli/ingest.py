@@ -9,10 +9,8 @@ Exit codes; start it again after all but 2:
 - 75: Redis failed
 """
 
-import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import common, metrics, tables
+from pipeline.cli import common, metrics, setup, tables
 from pipeline.cli.commands import CommandGroup
 from pipeline.config import EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_RESTART, Settings
 from pipeline.consumer_engine.consumer import stopped_by_signals
@@ -33,7 +31,6 @@ from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue, park_entry
 from pipeline.ingest.redis_client import connect_redis
 from pipeline.store import migrate
 from pipeline.store.database import Database
-from pipeline.telemetry import logs
 from pipeline.worker import liveness
 
 EXIT_POISON = 65
@@ -247,7 +244,7 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
 
 
 def _run_until_stopped(bridge: Bridge, redis: str, stop: StopRequest, work: Callable[[], Any]) -> None:
-    _set_up_logging()
+    setup.log_to_stderr(Settings.load(os.environ))
     config, route = bridge.queue.config, bridge.route
     stop.bridge = bridge
     if stop.is_requested:
@@ -262,15 +259,6 @@ def _run_until_stopped(bridge: Bridge, redis: str, stop: StopRequest, work: Call
         counts = f"{tally.published} published, {tally.duplicates} published before, {tally.poison} not usable"
         locked = f", {tally.locked} held by another transaction" if tally.locked else ""
         typer.echo(counts + locked, err=True)
-
-
-def _set_up_logging() -> None:
-    """Log to standard error in the format and level of the settings."""
-    settings, handler = Settings.load(os.environ), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logs.set_format([handler], settings.log_format)
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    logs.set_level(settings.log_level)
 
 
 @contextmanager

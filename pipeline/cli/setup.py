@@ -16,7 +16,7 @@ from pipeline.domain.errors import PipelineError
 from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction, describe_error, is_disconnected, is_read_only, is_transient
-from pipeline.telemetry import spans_export
+from pipeline.telemetry import logs, spans_export
 
 #: Commands that run until they are stopped, and report by their log.
 _LOGGING_COMMANDS = frozenset({"api", "bench", "chaos", "consume", "dev", "ingest", "metrics"})
@@ -44,6 +44,15 @@ def prepare_context(context: typer.Context, database_url: str | None) -> None:
     context.obj = _CheckedDatabase.connect_unpooled(str(settings.database_url))
     spans_export.start(settings.otlp_endpoint)
     context.call_on_close(spans_export.stop)
+
+
+def log_to_stderr(settings: Settings) -> None:
+    """Log to standard error in the format and level of the settings, for a command that keeps running."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logs.set_format([handler], settings.log_format)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logs.set_level(settings.log_level)
 
 
 def _mute_log() -> None:

@@ -68,9 +68,9 @@ def test_only_a_file_for_an_import_may_be_larger(client_of: ClientOf) -> None:
     async def take(request: Request) -> int:
         return len(await request.body())
 
-    for path in ("/v1/imports", "/v1/others"):
+    for path in ("/v1/tests/imports", "/v1/others"):
         app_of(client).add_api_route(path, take, methods=["POST"])
-    sizes = [("/v1/imports", 20_000), ("/v1/imports", 60_000), ("/v1/others", 20_000)]
+    sizes = [("/v1/tests/imports", 20_000), ("/v1/tests/imports", 60_000), ("/v1/others", 20_000)]
     answers = [client.post(path, files={"file": b"x" * size}).status_code for path, size in sizes]
     assert answers == [200, 413, 413]
 
