@@ -31,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-fast test-lowest test-servers coverage fmt fmt-check lint type contracts docs migrate demo lock clean
+.PHONY: help setup audit check test test-fast test-lowest test-servers coverage fmt fmt-check lint type contracts docs migrate demo lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-check: fmt-check lint type contracts coverage test-lowest ## everything that CI checks
+check: fmt-check lint type contracts audit coverage test-lowest ## everything that CI checks
 
 test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
@@ -94,6 +94,9 @@ type: setup ## check the types
 
 contracts: setup ## check which packages import which
 	$(BIN)/lint-imports
+
+audit: setup ## ask for known vulnerabilities of the locked packages
+	$(PY) -m tools.audit
 
 docs: setup ## write the generated pages again
 	$(PY) -m tools.docs
