@@ -328,9 +328,10 @@ class Settings(BaseSettings):
         default="127.0.0.1",
         description="address of the interface of the metrics port; 0.0.0.0 for a Prometheus on another machine",
     )
-    log_format: Literal["pretty", "json"] = Field(
+    log_format: Literal["pretty", "json", "short"] = Field(
         default="pretty",
-        description="format of log lines of workers, beat and ingest: text, or one JSON object per line",
+        description="format of log lines of workers, beat and ingest: text, one JSON object per line, or `short`, as "
+        "`pipeline dev` shows them: a line per outcome, without single steps and tasks",
     )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         default=None, description="lowest level of our own log lines; unset: the value of `--loglevel`"

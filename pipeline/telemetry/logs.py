@@ -1,4 +1,4 @@
-"""Format log lines as JSON objects, or as text for a terminal.
+"""Format log lines as JSON objects, or as text for a terminal or a developer.
 
 Ids and the current trace are fields. Extra fields of other packages are kept if they are short scalars; arguments,
 payloads and other structures never are.
@@ -15,6 +15,7 @@ from uuid import UUID
 
 from opentelemetry import trace
 
+from pipeline.telemetry.short_lines import ShortFormatter, is_shown
 from pipeline.text import visible_text
 
 MAX_FIELDS, MAX_FIELD_LENGTH = 24, 200
@@ -31,12 +32,19 @@ _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", 
 
 
 def set_format(handlers: list[logging.Handler], form: str) -> None:
-    """Set the format of handlers: ``json``, or ``pretty``, which adds the trace to their own format."""
+    """Set the format of handlers.
+
+    ``json`` replaces their own format. ``pretty`` adds the trace to it. ``short`` keeps it for all lines but those of
+    transitions, and hides the lines of single steps and tasks.
+    """
     for handler in handlers:
         if form == "json":
             handler.setFormatter(JsonFormatter())
-        elif not isinstance(handler.formatter, PrettyFormatter):
-            handler.setFormatter(PrettyFormatter(handler.formatter or logging.Formatter()))
+        elif not isinstance(handler.formatter, PrettyFormatter | ShortFormatter):
+            pretty = PrettyFormatter(handler.formatter or logging.Formatter())
+            handler.setFormatter(ShortFormatter(pretty) if form == "short" else pretty)
+        if form == "short":
+            handler.addFilter(is_shown)
 
 
 def set_level(name: str | None) -> None:

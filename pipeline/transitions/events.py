@@ -23,6 +23,7 @@ from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.telemetry import spans
 from pipeline.transitions import audit, payload_schemas
+from pipeline.transitions.mutation_log import log_mutation
 
 #: Topics by workflow and name, as this process last read them. A publish that can use them reads nothing.
 _REMEMBERED: dict[str, dict[str, NamedTopicRow]] = {}
@@ -242,7 +243,7 @@ def skip_with_run(tx: Transaction, workflow: str, handler: str, event_id: EventI
         return  # ended meanwhile, and all its inputs with it
     _refuse_unresolved_run(run, event_id)
     for row in run_store.execute_ids(tx, mutation_store.VOID, [run.id]):
-        tx.log_on_commit("mutation.failed", run_id=run.id, mutation_id=row.id, workflow=workflow, resolved_by="void")
+        log_mutation(tx, "mutation.failed", row, resolved_by="void")
     reason = storable_text(by.reason or f"its handler is gone from the code; skipped by {by.name}")
     ended = tx.first(run_store.END_RUN_OF_RETIRED_HANDLER, id=run.id, error=reason)
     assert ended is not None

@@ -24,6 +24,7 @@ from pipeline.store.rows import ReplacementRunRow
 from pipeline.store.schema import MutationRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.transitions import audit
+from pipeline.transitions.mutation_log import log_mutation
 
 _MAY_HAVE_HAPPENED = {
     MutationStatus.IN_FLIGHT,
@@ -168,9 +169,7 @@ def record_late_effect(
     signed = replace(by, reason=f"{by.reason}: {evidence['advice']}", evidence=evidence)
     audit.record(tx, signed, "mutation.found_late", **audit.subject_of(row))
     replacement = evidence["replacement_run"]
-    tx.log_on_commit(
-        "mutation.found_late", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, replacement_run=replacement
-    )
+    log_mutation(tx, "mutation.found_late", row, replacement_run=replacement)
     return row
 
 

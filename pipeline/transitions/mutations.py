@@ -31,7 +31,7 @@ from pipeline.store.schema import MutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
-from pipeline.transitions.reconciliation import record_time_to_resolution
+from pipeline.transitions.mutation_log import log_mutation, record_time_to_resolution
 from pipeline.transitions.results import BatchResult, Transition, match_results
 
 AnyMutationRow = TypeVar("AnyMutationRow", bound=MutationRow)
@@ -71,7 +71,7 @@ def send(
     ]
     landed = tx.guarded(mutation_store.SEND, rows, opened_at=tx.opened_at)
     for row in landed:
-        tx.log_on_commit("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
+        log_mutation(tx, "mutation.sent", row)
     move = Transition(verb="send", phases=[Phase.MUTATING], condition=" with an approved mutation")
     return match_results(tx, cohort, landed, key=lambda row: row.run_id, transition=move)
 
@@ -86,9 +86,7 @@ def resend(
     rows = [{"run": held.run_id, "fence": held.fence, "cost": (costs or {}).get(held)} for held in cohort]
     landed = tx.guarded(mutation_store.RESEND, rows, opened_at=tx.opened_at)
     for row in landed:
-        tx.log_on_commit(
-            "mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts
-        )
+        log_mutation(tx, "mutation.sent", row, attempt=row.attempts)
     move = Transition(verb="resend", phases=[Phase.MUTATING], condition=" with a mutation in flight")
     return match_results(tx, cohort, landed, key=lambda row: row.run_id, transition=move)
 
@@ -109,13 +107,7 @@ def apply(
     ]
     landed = tx.guarded(mutation_store.APPLY, rows)
     for row in landed:
-        tx.log_on_commit(
-            "mutation.applied",
-            run_id=row.run_id,
-            mutation_id=row.id,
-            workflow=row.workflow,
-            resolved_by=row.resolved_by,
-        )
+        log_mutation(tx, "mutation.applied", row, resolved_by=row.resolved_by)
         record_time_to_resolution(tx, row, "applied")
     return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
 
@@ -141,9 +133,7 @@ def fail(tx: Transaction, cohort: Sequence[FailedMutation]) -> BatchResult[Faile
     landed = tx.guarded(mutation_store.FAIL, rows, host_clock=tx.host_clock())
     _release_inputs(tx, landed)
     for row in landed:
-        tx.log_on_commit(
-            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
-        )
+        log_mutation(tx, "mutation.failed", row, resolved_by=row.resolved_by)
         record_time_to_resolution(tx, row, "failed")
     times = {item.mutation_id: item.reconcile_started_at for item in cohort}
     return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)

@@ -17,6 +17,7 @@ from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
+from pipeline.transitions.mutation_log import log_mutation
 
 _DEFER_FOR = timedelta(seconds=30)  #: until another worker may try
 _ESCALATE_AFTER = timedelta(hours=1)  #: without a reconcile attempt
@@ -53,16 +54,6 @@ def defer(tx: Transaction, row: MutationRow, reason: str) -> datetime | None:
 def add_cost(tx: Transaction, mutation_id: MutationId, cost: Decimal) -> None:
     """Add what a reconcile attempt in the background has cost to the run of its mutation."""
     tx.execute(run_store.ADD_COST, mutation_id=mutation_id, cost=cost)
-
-
-def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -> None:
-    """Count how long a mutation was in doubt, if it was."""
-    if row.doubted_at is not None:
-        assert row.resolved_at is not None
-        labels = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
-        tx.count_on_commit(
-            "pipeline.mutation.time_to_resolution", labels, (row.resolved_at - row.doubted_at).total_seconds()
-        )
 
 
 def book(
@@ -108,9 +99,7 @@ def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str =
     ]
     tx.all(workflow_store.INSERT_BLOCKS, rows=encode_rows(blocks))
     for row in landed:
-        tx.log_on_commit(
-            "mutation.escalated", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, reason=reason
-        )
+        log_mutation(tx, "mutation.escalated", row, reason=reason)
     return tuple(landed)
 
 

@@ -25,8 +25,8 @@ from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit, second_approvals
+from pipeline.transitions.mutation_log import log_mutation, record_time_to_resolution
 from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transition
-from pipeline.transitions.reconciliation import record_time_to_resolution
 
 
 def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | None = None) -> MutationRow:
@@ -37,9 +37,7 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: s
         raise illegal_transition(
             _mutation_row(tx, mutation_id), "acknowledge", ["found late, and not acknowledged yet"]
         )
-    tx.log_on_commit(
-        "mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
-    )
+    log_mutation(tx, "mutation.acknowledged", row, actor=by.name)
     audit.record(tx, by, "mutation.acknowledge", **audit.subject_of(row))
     return row
 
@@ -91,7 +89,7 @@ def skip(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | No
     """Skip a mutation for an operator: its events are skipped, and ``next`` runs with that status."""
     _lock_in_state(tx, mutation_id, state, "skip")
     row = _resolve_as_skipped(tx, mutation_id, by, "skip", IN_DOUBT)
-    tx.log_on_commit("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    log_mutation(tx, "mutation.skipped", row, actor=by.name)
     record_time_to_resolution(tx, row, "skipped")
     audit.record(tx, by, "mutation.skip", **audit.subject_of(row))
     return row
@@ -101,7 +99,7 @@ def reject(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | 
     """Reject a request for an operator, or withdraw its approval before it was sent: it is skipped."""
     _lock_in_state(tx, mutation_id, state, "reject")
     row = _resolve_as_skipped(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
-    tx.log_on_commit("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    log_mutation(tx, "mutation.rejected", row, actor=by.name)
     audit.record(tx, by, "mutation.reject", **audit.subject_of(row))
     return row
 
@@ -131,7 +129,7 @@ def approve(
         raise missing
     session_id = tx.one(session_store.OPEN_SESSION, workflow=row.workflow).id
     tx.execute(session_store.JOIN_SESSION, run_id=row.run_id, session_id=session_id)
-    tx.log_on_commit("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    log_mutation(tx, "mutation.approved", row, actor=by.name)
     audit.record(tx, by, "mutation.approve", **audit.subject_of(row))
     return row
 
@@ -150,9 +148,7 @@ def try_again(
         found = _mutation_row(tx, mutation_id)
         needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile"]
         raise illegal_transition(found, "try again", needs)
-    tx.log_on_commit(
-        "mutation.reconcile_retried", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
-    )
+    log_mutation(tx, "mutation.reconcile_retried", row, actor=by.name)
     audit.record(tx, by, "mutation.try_again", **audit.subject_of(row))
     return row
 

@@ -19,6 +19,7 @@ from pipeline.store.schema import ProposalRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import proposals as proposal_store
 from pipeline.transitions import audit
+from pipeline.transitions.mutation_log import log_mutation
 
 
 def missing_confirmation(
@@ -63,7 +64,7 @@ def propose(
         reason=by.reason,
     )
     audit.record(tx, by, f"mutation.propose {act}", **audit.subject_of(row))
-    tx.log_on_commit("mutation.proposed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    log_mutation(tx, "mutation.proposed", row, actor=by.name)
     return made
 
 

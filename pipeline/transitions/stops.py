@@ -28,6 +28,7 @@ from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
+from pipeline.transitions.mutation_log import log_mutation
 from pipeline.transitions.results import BatchResult, Transition, match_results
 from pipeline.transitions.workflows import block, enter_maintenance
 
@@ -147,9 +148,7 @@ def _stop(
     if not locked:
         return ()
     for row in run_store.execute_ids(tx, mutation_store.VOID, locked):
-        tx.log_on_commit(
-            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
-        )
+        log_mutation(tx, "mutation.failed", row, resolved_by=row.resolved_by)
     failures |= _shown_before_crash(tx, {run_id: failures[run_id] for run_id in locked})
     named = [{"run": run_id, "culprits": failures[run_id].culprits or failures[run_id].shown} for run_id in locked]
     stopping = [(run, failures[run.id]) for run in tx.guarded(run_store.RUN_FACTS, named)]
@@ -274,7 +273,7 @@ def _doubt(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
     for row in tx.guarded(mutation_store.DOUBT, rows, opened_at=tx.opened_at) if rows else ():
         escalated = row.status == MutationStatus.INDETERMINATE
         name = "mutation.escalated" if escalated else "mutation.doubted"
-        tx.log_on_commit(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
+        log_mutation(tx, name, row)
 
 
 def _release_inputs(tx: Transaction, ended: Sequence[StoppedRun]) -> None:

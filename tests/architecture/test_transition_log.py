@@ -2,29 +2,31 @@
 
 import ast
 import logging
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from pipeline.telemetry.transition_log import TRANSITIONS
-from tests.support.source_code import Function, functions, label, modules
+from tests.support.source_code import ROOT, Function, functions, label, modules
 
 #: What a log record is made of already, and what people hand in: neither may be a field of a line.
 RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime", "transition"}
+#: It is given the name and some fields; its callers are checked.
+LOG_MUTATION = ROOT / "pipeline" / "transitions" / "mutation_log.py"
 SECRET = {"payload", "params", "result", "data", "state", "ui", "error", "evidence"}
 
 
 def logged_calls(source: str) -> Iterator[tuple[ast.Call, list[str]]]:
-    """Every call of ``log_on_commit`` with the names it may log."""
+    """Every call of ``log_on_commit`` or ``log_mutation`` with the names it may log."""
     module = ast.parse(source)
     for function in functions(module):
         for node in ast.walk(function):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "log_on_commit"
-            ):
-                yield node, names(node.args[0], function, module)
+            match node:
+                case ast.Call(func=ast.Attribute(attr="log_on_commit"), args=[name, *_]):
+                    yield node, names(name, function, module)
+                case ast.Call(func=ast.Name(id="log_mutation"), args=[_, name, *_]):
+                    yield node, names(name, function, module)
 
 
 def names(node: ast.expr, function: Function, module: ast.Module) -> list[str]:
@@ -58,7 +60,8 @@ def logged_transitions() -> list[LoggedTransition]:
     return [
         (f"{label(path)}:{call.lineno}", call, said)
         for path in modules("pipeline")
-        if "log_on_commit" in (source := path.read_text())
+        if path != LOG_MUTATION
+        if re.search("log_on_commit|log_mutation", source := path.read_text())
         for call, said in logged_calls(source)
     ]
 
@@ -108,6 +111,7 @@ def test_every_transition_in_the_table_is_announced_somewhere(logged_transitions
     [
         ("tx.log_on_commit('a.b', x=1)", ["a.b"]),
         ("tx.log_on_commit('a' if x else 'b')", ["a", "b"]),
+        ("log_mutation(tx, 'a.b', row, x=1)", ["a.b"]),
         ("name = 'a' if x else 'b'\n    tx.log_on_commit(name)", ["a", "b"]),
         ("tx.log_on_commit(TABLE[verb])", ["c", "d"]),
         ("tx.log_on_commit(f'run.{verb}')", []),

@@ -39,7 +39,7 @@ def test_a_line_below_the_log_level_is_not_written(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("name", TRANSITIONS)
 def test_a_transition_is_named_by_its_noun_and_a_verb_in_the_past(name: str) -> None:
-    assert re.fullmatch(r"(event|run|mutation|workflow|session|breaker)\.[a-z]+(_[a-z]+)?", name)
+    assert re.fullmatch(r"(event|run|mutation|operation|workflow|session|breaker|token|login)\.[a-z]+(_[a-z]+)?", name)
     verb = name.split(".")[1].removesuffix("_late").removesuffix("_back").split("_")[-1]
     assert verb.endswith("ed") or verb in {"mutating", "sent", "found"}
 
