@@ -31,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup audit check test test-fast test-lowest test-servers coverage fmt fmt-check lint type contracts docs migrate demo lock clean
+.PHONY: help setup audit check test test-fast test-lowest test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,14 @@ $(READY): requirements.lock pyproject.toml
 
 check: fmt-check lint type contracts audit coverage test-lowest ## everything that CI checks
 
-test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
+# The tests of the console need a browser. Where it cannot be installed they say so, and fail only in CI.
+browser: ## install Debian's chromium for the tests of the console, where this machine allows it
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else echo "make: no chromium, and no root with apt-get to install it; the tests of the console are skipped" >&2; fi
+
+test: setup browser ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
 	$(PY) -m pytest $(ENGINE)
 	$(PY) -m pytest $(OVERHEAD)
@@ -71,7 +78,7 @@ test-lowest: setup ## a part of the tests with the lowest versions that pyprojec
 	@VIRTUAL_ENV=$(LOWEST) $(BIN)/uv pip install -q --no-deps -e .
 	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) -p no:cacheprovider $(LOWEST_TESTS)
 
-coverage: setup
+coverage: setup browser
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
 	$(PY) -m pytest $(ENGINE)

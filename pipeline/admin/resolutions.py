@@ -21,8 +21,14 @@ from pipeline.admin.operations import RegisteredOperation, operations_by_name
 from pipeline.admin.second_approvals import Proposal, proposal
 from pipeline.connectors.sdk import Grade
 from pipeline.domain.declared_results import DeclaredResult
-from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError, SecondApprovalError
-from pipeline.domain.mutation_state import state_token
+from pipeline.domain.errors import (
+    InvalidInputError,
+    NotFoundError,
+    PipelineError,
+    SecondApprovalError,
+    StateChangedError,
+)
+from pipeline.domain.mutation_state import state_changes, state_token
 from pipeline.domain.redaction import BY_NAME
 from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import MutationId, MutationStatus
@@ -237,6 +243,8 @@ class Resolutions:
         if is_refused and kind is not ResolutionKind.DID_NOT_HAPPEN:
             raise InvalidInputError(f"A refusal was given with {kind}; expected it with did_not_happen only.")
         row, operation = self._row(mutation_id)
+        if state is not None and (changes := state_changes(state, row)):  # before anything is fetched for it
+            raise StateChangedError(mutation_id, verb=f"resolve as {kind}", changes=changes)
         who, value = self._stated_result(row, operation, by, result)
         shown = state_token(row) if state is None else state
         try:

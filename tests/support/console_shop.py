@@ -13,19 +13,45 @@ from fastapi import FastAPI, Request
 
 from pipeline.api import Person, Role, create
 from pipeline.api.context import Services
+from pipeline.api.server import StreamingServer
+from pipeline.background.sweeps import periods
 from pipeline.config import Settings
 from pipeline.domain.values import NewEvent
+from pipeline.store.database import Database
 from pipeline.transitions import events
+from pipeline.workflows.registry import Registry
+from tests.support.console_workflow import CARD, SECRET
 from tests.support.installation import Installation, alone
 from tests.support.wait import wait_for
 
 PREFIX = "/ops/x"  #: under which a FastAPI app of another team mounts the console
 WORKFLOWS = "tests.support.console_workflow"
 PEOPLE = {
-    "ada": Person(name="ada", role=Role.ADMIN, can_see_payloads=True, is_ambient=False),
-    "bob": Person(name="bob", role=Role.OPERATOR, is_ambient=False),
-    "vera": Person(name="vera", role=Role.VIEWER, is_ambient=False),
+    "ada": Person(name="ada", role=Role.ADMIN, can_see_payloads=True),
+    "bob": Person(name="bob", role=Role.OPERATOR),
+    "vera": Person(name="vera", role=Role.VIEWER),
 }
+
+
+class Leaks:
+    """Pass requests on to an app, and keep the paths of answers that hold a secret."""
+
+    def __init__(self, app: Any, secrets: tuple[str, ...]) -> None:
+        self.app, self.secrets = app, tuple(each.encode() for each in secrets)
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        last = b""
+
+        async def watched(message: Any) -> None:
+            nonlocal last
+            body = last + message.get("body", b"")
+            if any(secret in body for secret in self.secrets):
+                self.paths.append(scope["path"])
+            last = body[-100:]
+            await send(message)
+
+        await self.app(scope, receive, watched)
 
 
 @dataclass
@@ -36,6 +62,7 @@ class ConsoleShop:
     url: str  #: of the console on its own
     mounted_url: str  #: of the same console under a prefix
     provider: Path
+    leaks: Leaks
 
     def publish(self, topic: str, *message_ids: str, workflow: str = "shop", **payload: Any) -> None:
         """Publish events; the order in each payload is its message id."""
@@ -52,6 +79,11 @@ class ConsoleShop:
         query = "SELECT * FROM pipeline.mutations WHERE :message = ANY(message_ids) ORDER BY id DESC LIMIT 1"
         return next(iter(self.installation.ask(query, message=message_id)), None)
 
+    def question(self, message_id: str, amount: str = "99.01") -> str:
+        """Publish an order whose charge is not answered; return the path of its question."""
+        self.order(message_id, amount)
+        return f"/m/{self.wait_for_status(message_id, 'indeterminate').id}"
+
     def wait_for_status(self, message_id: str, status: str) -> Any:
         """Wait until the newest mutation of a message has a status; return it."""
         wait_for(
@@ -60,6 +92,11 @@ class ConsoleShop:
             why=f"the mutation of {message_id} {status}",
         )
         return self.mutation(message_id)
+
+    def event_id(self, message_id: str) -> int:
+        """Return the id of the event of a message."""
+        found = self.installation.ask("SELECT id FROM pipeline.events WHERE message_id = :message", message=message_id)
+        return int(found[0].id)
 
     def sent(self, message_id: str) -> int:
         """Return how many requests for a message arrived."""
@@ -85,27 +122,33 @@ def console_shop(server_url: str, home: Path) -> Iterator[ConsoleShop]:
         environ = {"PIPELINE_WORKFLOWS": WORKFLOWS, "CONSOLE_PROVIDER": str(provider), "CONSOLE_SETTLE": "3600"}
         installation.worker(**environ)
         installation.beat(**environ)
-        with _served(installation) as url:
-            yield ConsoleShop(installation, url, url + PREFIX, provider)
+        with _served(installation) as (url, leaks):
+            yield ConsoleShop(installation, url, url + PREFIX, provider, leaks)
 
 
 @contextmanager
-def _served(installation: Installation) -> Iterator[str]:
+def _served(installation: Installation) -> Iterator[tuple[str, Leaks]]:
     """Serve the console alone and under a prefix, in a thread of this process."""
     settings = Settings(database_url=installation.database_url, broker_url=installation.broker_url)
-    services = Services.connect(settings, installation.db)
+    database = Database.connect(installation.database_url, pool_size=8)
+    services = Services.connect(
+        settings, database, operations=Registry.load([WORKFLOWS]), sweep_periods=periods(settings.tick)
+    )
     console = create(services=services, identify=identify)
     other = FastAPI()
     other.mount(PREFIX, create(services=services, identify=identify))
     other.mount("/", console)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(other, log_level="warning", timeout_graceful_shutdown=1))
+    leaks = Leaks(other, (SECRET, CARD))
+    config = uvicorn.Config(leaks, log_level="warning", timeout_graceful_shutdown=1)
+    server = StreamingServer(config, services.broadcaster)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         wait_for(lambda: server.started, why="the console listens")
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", leaks
     finally:
         server.should_exit = True
         thread.join(10)
         listener.close()
+        database.dispose()

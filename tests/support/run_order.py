@@ -7,6 +7,7 @@ TESTS = Path(__file__).parents[1]
 LONGEST = (
     "chaos/test_chaos.py",
     "acceptance/test_killed_workers.py",
+    "console/test_console.py",
     "acceptance/test_cli.py",
     "testing/test_conformance.py",
     "crash/test_commit_boundaries.py",

@@ -12,6 +12,7 @@ from pipeline.admin import mutations as admin_mutations
 from pipeline.admin import notes
 from pipeline.admin.mutations import MutationDetail
 from pipeline.admin.resolutions import MutationSummary, ResolutionKind
+from pipeline.admin.second_approvals import open_proposal
 from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import inbox_list, question
 from pipeline.api.console.page import Fields, database_now, field, page, redirect, refusal
@@ -49,7 +50,7 @@ def resolve(request: Request, text: str, form: Fields, caller: Operator) -> Resp
             result = question.given_result(result_question(shown.declared_result), form)
         if kind is ResolutionKind.DID_NOT_HAPPEN:
             question.check_confirmation(shown, form)
-        found.resolutions.resolve(
+        proposed = found.resolutions.resolve(
             shown.id,
             kind,
             caller.actor(field(form, "reason")),
@@ -59,7 +60,20 @@ def resolve(request: Request, text: str, form: Fields, caller: Operator) -> Resp
         )
     except PipelineError as error:
         return _refused(request, caller, text, form, error)
-    return _done(request, found, shown, str(kind))
+    return _done(request, found, shown, "proposed" if proposed else str(kind))
+
+
+@router.post("/m/{text}/fetch")
+def fetch(request: Request, text: str, form: Fields, caller: Operator) -> HTMLResponse:
+    """Show the result that the outside system has under an id. Nothing is recorded."""
+    found = services(request)
+    shown = _detail(found, caller, text).mutation
+    try:
+        result, problem = found.resolutions.fetch_result(shown.id, field(form, "external_id")), ""
+    except PipelineError as error:
+        result, problem = None, str(error)
+    values = {"result": result, "problem": problem, "can_see": caller.can_see_payloads}
+    return render(request, "_fetched.html", status=422 if problem else 200, now=None, **values)
 
 
 @router.post("/m/{text}/approve")
@@ -70,7 +84,8 @@ def approve(request: Request, text: str, form: Fields, caller: Operator) -> Resp
     decision, actor = field(form, "decision"), caller.actor(field(form, "reason"))
     try:
         if decision == "approve":
-            found.resolutions.approve(shown, actor, state=field(form, "state"))
+            if found.resolutions.approve(shown, actor, state=field(form, "state")):
+                decision = "proposed"
         elif decision == "reject":
             if not actor.reason:
                 raise InvalidInputError("A rejection needs a reason, for the audit. Nothing was changed.")
@@ -124,7 +139,7 @@ def pane_values(
         "next_item": _next_item(found, caller, mutation_id),
         "last_reason": next((each.note for each in reversed(detail.timeline) if each.by and each.note), ""),
         "typed": typed,
-        "proposal": None,
+        "proposal": open_proposal(found.db, mutation_id),
     }
 
 

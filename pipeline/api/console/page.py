@@ -1,5 +1,6 @@
 """What every page of the console shares: the clock, the count of what waits, forms, and where to go after an act."""
 
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -43,8 +44,10 @@ DONE = {
 }
 
 
-async def _form(request: Request) -> FormData:
-    return await request.form()
+async def _form(request: Request) -> AsyncIterator[FormData]:
+    """Yield the form of a request, and close what was uploaded with it."""
+    async with request.form() as found:
+        yield found
 
 
 #: The fields of a form.

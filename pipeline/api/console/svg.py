@@ -24,15 +24,15 @@ class DrawnNode:
     is_retired: bool = False
 
 
-def chart(values: Sequence[float | None], label: str) -> Markup:
+def chart(values: Sequence[float | None], label: str, kind: str = "chart") -> Markup:
     """Draw one series as a line over an area. A value that is not known leaves a gap."""
     known = [each for each in values if each is not None]
     top = max(known, default=0.0) or 1.0
     step = _WIDTH / max(1, len(values) - 1)
     parts = [_run(run, step, top) for run in _runs(values)]
     return Markup(
-        '<svg class="chart" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-    ).format(int(_WIDTH), int(_HEIGHT), label, Markup("").join(parts))
+        '<svg class="{}" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+    ).format(kind, int(_WIDTH), int(_HEIGHT), label, Markup("").join(parts))
 
 
 def _runs(values: Sequence[float | None]) -> Iterable[list[tuple[int, float]]]:
@@ -70,7 +70,7 @@ def graph(nodes: Sequence[DrawnNode], edges: Sequence[tuple[str, str]], label: s
     drawn = [_edge(places[start], places[end]) for start, end in edges if start in places and end in places]
     drawn += [_node(node, *places[node.key]) for node in nodes]
     return Markup(
-        '<svg class="graph" width="{}" height="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+        '<svg class="graph" width="{}" height="{}" viewBox="0 0 {} {}" role="group" aria-label="{}">{}</svg>'
     ).format(width, max(height, 4), width, max(height, 4), label, Markup("").join(drawn))
 
 

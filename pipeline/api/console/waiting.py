@@ -17,6 +17,7 @@ from pipeline.api.context import Services
 
 MAX_OF_KIND = 200  #: items of one kind that a page lists
 _MAX_AGE = 1.0
+_DEAD_LETTERS = "pipeline.dead_letters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def _recent_read(services: Services) -> WaitingItems:
 
 def _read(services: Services) -> WaitingItems:
     items = attention.items(services.resolutions, limit=MAX_OF_KIND, recent=None)
-    count = services.dead_letters.count() if services.dead_letters is not None else 0
+    count = _dead_letter_count(services)
     items += [attention.dead_letters(count)] if count else []
     unknown = services.resolutions.unresolved_mutations(limit=MAX_OF_KIND)
     approvals = services.resolutions.pending_approvals(limit=MAX_OF_KIND)
@@ -74,6 +75,12 @@ def _read(services: Services) -> WaitingItems:
         mutations={each.id: each for each in (*unknown, *approvals)},
         counts=Counter(),
     )
+
+
+def _dead_letter_count(services: Services) -> int:
+    """Return how many messages workers refused; 0 while the broker is away or not known here."""
+    found = services.queue_lengths((_DEAD_LETTERS,)) if services.queue_lengths is not None else None
+    return (found or {}).get(_DEAD_LETTERS, 0)
 
 
 def _scoped(found: WaitingItems, caller: Caller) -> WaitingItems:

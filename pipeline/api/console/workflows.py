@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
@@ -9,17 +10,36 @@ from markupsafe import Markup
 
 from pipeline.admin import workflows as admin_workflows
 from pipeline.admin.controls import ControlResult, WorkflowControls
+from pipeline.admin.graph import GraphNode, NodeKind, topic_graph
+from pipeline.admin.history import HistoryPoint, all_histories, workflow_history
 from pipeline.admin.workflows import WorkflowDetail
+from pipeline.api import formats
 from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import svg
 from pipeline.api.console.page import Fields, field, own_path, page, query_path, quoted, redirect, refusal
 from pipeline.api.console.waiting import forget_waiting
-from pipeline.api.context import services
+from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message, url
 from pipeline.domain.errors import NotFoundError, PipelineError
 from pipeline.domain.values import Actor
 
 router = APIRouter()
+
+
+SPANS = {
+    "1h": ("1 hour", timedelta(hours=1)),
+    "1d": ("1 day", timedelta(days=1)),
+    "7d": ("7 days", timedelta(days=7)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A series over time with its latest value."""
+
+    title: str
+    latest: str
+    picture: Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +52,7 @@ class WorkflowSwitch:
     is_risky: bool = False
 
 
+_PLANNED_RUNS = 20
 _PAUSE = WorkflowSwitch(
     key="pause", title="Pause", consequence="Active runs continue. No new one starts until it is resumed."
 )
@@ -60,16 +81,36 @@ _ACTS: dict[str, Callable[[WorkflowControls, str, Actor], ControlResult]] = {
 @router.get("/w")
 def workflows(request: Request, caller: Viewer) -> HTMLResponse:
     """List the workflows in scope."""
-    found = [
-        each for each in admin_workflows.list_workflows(services(request).db) if caller.can_see_workflow(each.name)
-    ]
-    return page(request, caller, "workflows.html", here="workflows", workflows=found, sparks={})
+    found = services(request)
+    listed = [each for each in admin_workflows.list_workflows(found.db) if caller.can_see_workflow(each.name)]
+    return page(request, caller, "workflows.html", here="workflows", workflows=listed, sparks=_sparks(found))
 
 
 @router.get("/w/{name}")
 def workflow(request: Request, name: str, caller: Viewer) -> HTMLResponse:
     """Show one workflow."""
     return _page(request, caller, name)
+
+
+@router.get("/w/{name}/plan")
+def plan(request: Request, name: str, caller: Viewer) -> HTMLResponse:
+    """Show what a workflow would send now. Nothing is reserved or sent."""
+    caller.check_workflow(name)
+    found = services(request)
+    admin_workflows.require(found.db, name)
+    planned = found.plan(name, _PLANNED_RUNS) if found.plan is not None else ()
+    return page(request, caller, "plan.html", here="workflows", name=name, planned=planned, is_known=bool(found.plan))
+
+
+@router.post("/w/{name}/run")
+def run_producer(request: Request, name: str, form: Fields, caller: Operator) -> Response:
+    """Let a producer run now."""
+    caller.check_workflow(name)
+    found = services(request)
+    WorkflowControls(found.db, found.wake_workflow).run_producer(
+        name, field(form, "handler"), caller.actor(field(form, "reason"))
+    )
+    return redirect(request, f"/w/{quoted(name)}", done="run")
 
 
 @router.post("/w/{name}/{act}")
@@ -94,6 +135,8 @@ def _page(
     caller.check_workflow(name)
     found = services(request)
     detail = admin_workflows.detail(found.db, name)
+    span = request.query_params.get("span", "")
+    span = span if span in SPANS else "1h"
     return page(
         request,
         caller,
@@ -103,11 +146,10 @@ def _page(
         messages=messages,
         detail=detail,
         acts=_switches(detail),
-        charts=[],
-        span="",
-        spans=(),
-        can_plan=False,
-        can_run=False,
+        charts=_charts(found, name, span),
+        span=span,
+        spans=[(key, title) for key, (title, _) in SPANS.items()],
+        can_plan=found.plan is not None,
         picture=_picture(request, detail),
     )
 
@@ -120,30 +162,67 @@ def _switches(detail: WorkflowDetail) -> list[WorkflowSwitch]:
     return [*found, _EXIT if detail.workflow.is_in_maintenance else _ENTER]
 
 
+def _charts(found: Services, name: str, span: str) -> list[Chart]:
+    history = workflow_history(found.db, name, SPANS[span][1])
+    if not any(point.published or point.committed or point.backlog or point.unresolved for point in history.points):
+        return []
+    return [_chart(title, [read(point) for point in history.points], shown) for title, read, shown in _SERIES]
+
+
+def _chart(title: str, values: list[float | None], shown: Callable[[float], str]) -> Chart:
+    known = [each for each in values if each is not None]
+    latest, most = (shown(known[-1]), shown(max(known))) if known else ("none", "none")
+    return Chart(title=title, latest=latest, picture=svg.chart(values, f"{title}: now {latest}, at most {most}"))
+
+
+def _per_minute(rate: float) -> str:
+    return f"{formats.number(round(rate * 60, 1))}/min"
+
+
+_SERIES: tuple[tuple[str, Callable[[HistoryPoint], float | None], Callable[[float], str]], ...] = (
+    ("Committed runs", lambda point: point.committed, _per_minute),
+    ("Published events", lambda point: point.published, _per_minute),
+    ("Backlog", lambda point: float(point.backlog), formats.number),
+    ("Age of the oldest", lambda point: point.oldest_age, formats.duration),
+    ("Unknown outcomes, share", lambda point: point.uncertain_share, lambda share: f"{share:.0%}"),
+    ("Unknown outcomes, open", lambda point: float(point.unresolved), formats.number),
+)
+
+
 def _picture(request: Request, detail: WorkflowDetail) -> Markup:
     name = detail.workflow.name
+    graph = topic_graph(services(request).db, name)
+    waiting = {each.name: each.waiting for each in detail.handlers}
     nodes = [
         svg.DrawnNode(
-            key=f"topic {each.name}",
+            key=each.id,
             name=each.name,
-            note="topic",
-            kind="topic",
-            path=url(request, query_path("/events", workflow=name, topic=each.name)),
+            note=f"{waiting[each.name]} waiting" if waiting.get(each.name) else str(each.kind),
+            kind=str(each.kind),
+            path=url(request, _node_path(name, each)),
         )
-        for each in detail.topics
+        for each in graph.nodes
     ]
-    edges = []
-    for each in detail.handlers:
-        waiting = f"{each.waiting} waiting" if each.waiting else each.kind
-        nodes.append(
-            svg.DrawnNode(
-                key=f"handler {each.name}",
-                name=each.name,
-                note=waiting,
-                kind=each.kind,
-                path=url(request, query_path("/runs", workflow=name, handler=each.name)),
-                is_retired=each.is_retired,
-            )
-        )
-        edges += [(f"topic {topic}", f"handler {each.name}") for topic in each.subscribes]
-    return svg.graph(nodes, edges, f"Topics and handlers of {name}")
+    return svg.graph(
+        nodes, [(each.source, each.target) for each in graph.edges], f"Topics, handlers and operations of {name}"
+    )
+
+
+def _node_path(workflow: str, node: GraphNode) -> str:
+    match node.kind:
+        case NodeKind.TOPIC:
+            return query_path("/events", workflow=workflow, topic=node.name)
+        case NodeKind.OPERATION:
+            return query_path("/ledger", workflow=workflow, operation=node.name)
+        case _:
+            return query_path("/runs", workflow=workflow, handler=node.name)
+
+
+def _sparks(found: Services) -> dict[str, Markup]:
+    """Return the committed runs of the last hour of each workflow as a small chart."""
+    histories = all_histories(found.db, timedelta(hours=1))
+    return {
+        each.workflow: svg.chart([point.committed for point in each.points], "Committed runs, last hour", "spark")
+        for each in histories
+        if any(point.committed for point in each.points)
+    }

@@ -5,6 +5,7 @@ const STREAM_FAILURES = 2; // then it polls
 const POLL_EVERY = 10_000;
 const STREAM_AGAIN = 60_000;
 const TICK = 1_000;
+const WATCH_EVERY = 10_000;
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -246,7 +247,7 @@ function startLive() {
   const source = new EventSource(document.body.dataset.stream);
   live.source = source;
   source.onopen = () => { live.failures = 0; showState("live"); };
-  for (const kind of ["message", "attention", "workflow", "mutation"]) source.addEventListener(kind, refresh);
+  for (const kind of ["message", "attention", "workflow", "mutation", "reset"]) source.addEventListener(kind, refresh);
   source.onerror = () => {
     live.failures += 1;
     if (live.failures >= STREAM_FAILURES || source.readyState === EventSource.CLOSED) startLive();
@@ -338,6 +339,15 @@ function showNew() {
   $("#list-title")?.focus();
 }
 
+async function showWatchers() {
+  const place = $("[data-watchers]");
+  if (!place || document.hidden) return;
+  try {
+    const answer = await fetch(place.dataset.watchers, { headers: { Accept: "text/html" } });
+    if (answer.ok) setText(place, (await answer.text()).trim());
+  } catch { /* the next one comes */ }
+}
+
 function pause() {
   live.isPaused = !live.isPaused;
   if (live.isPaused) {
@@ -416,7 +426,7 @@ const KEYS = {
   o: () => $("a[data-open]", rows()[cursor] ?? document)?.click(),
   x: () => $("input[data-select]", rows()[cursor] ?? document.createElement("i"))?.click(),
   e: () => {
-    const place = $("#pane form.resolve input:not(:disabled), #pane form input:not([type=hidden]), #pane form button");
+    const place = $("#pane input[name=answer]:not(:disabled)") ?? $("#pane form textarea, #pane form input:not([type=hidden])");
     place ? place.focus() : $("a[data-open]", rows()[cursor] ?? document)?.click();
   },
   n: showNew,
@@ -458,3 +468,4 @@ showSelection();
 $(".message.error, .message.done")?.focus();
 if (document.body.dataset.stream) startLive();
 setInterval(tick, TICK);
+setInterval(showWatchers, WATCH_EVERY);
