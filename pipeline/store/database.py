@@ -191,9 +191,12 @@ class Transaction:
         self.all(_SET_LOCK_TIMEOUT, wait=_milliseconds(timeout))
 
     def log_on_commit(self, name: str, **fields: Any) -> None:
-        """Queue a line of the transition log until the commit. An unknown name is a bug and raises."""
-        transition_log.check_name(name)
-        self._log.append((name, fields))
+        """Queue a line of the transition log until the commit, if it is shown or counted.
+
+        An unknown name is a bug and raises.
+        """
+        if transition_log.is_written(name) or metrics.is_on():
+            self._log.append((name, fields))
 
     def count_on_commit(self, metric: str, labels: Mapping[str, str], value: float = 1) -> None:
         """Queue a count or a measurement until the commit. Costs nothing while metrics are off."""

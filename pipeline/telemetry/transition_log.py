@@ -80,10 +80,15 @@ def check_name(name: str) -> None:
         raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.transition_log.TRANSITIONS")
 
 
+def is_written(name: str) -> bool:
+    """Whether the level of the log shows this transition. An unknown name is a bug and raises."""
+    check_name(name)
+    return logger.isEnabledFor(logging.INFO) or name in NEEDS_OPERATOR
+
+
 def write(name: str, fields: Mapping[str, Any]) -> None:
     """Write one transition to the log."""
-    check_name(name)
-    if logger.isEnabledFor(logging.INFO) or name in NEEDS_OPERATOR:
+    if is_written(name):
         shown = "".join(f" {field}={value}" for field, value in fields.items())
         of = spans.bound_run(fields.get("run_id"))
         traced = {} if of is None else {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"}

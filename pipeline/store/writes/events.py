@@ -104,7 +104,8 @@ WITH requested AS (
     GROUP BY r.workflow ORDER BY r.workflow
   ) w CROSS JOIN LATERAL pipeline.routes(w.workflow, w.topics) t
 ), locked AS (
-  SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id
+  SELECT r.id, r.workflow, r.handler_id, r.event_ids, r.mutation_id, r.retry_of, r.created_at
+  FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
     AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{phase}'
     AND (SELECT h.kind FROM pipeline.handlers h WHERE h.id = r.handler_id) = '{kind}'

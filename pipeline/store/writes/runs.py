@@ -69,7 +69,8 @@ _IS_CONSUMER = f"""(
 
 #: The rows of a cohort whose worker still holds them, locked in id order.
 _HELD = f"""held AS (
-  SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id
+  SELECT r.id, r.workflow, r.handler_id, r.offered, r.snapshot, r.started_at
+  FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}'
     AND {{guard}}
   ORDER BY r.id FOR NO KEY UPDATE OF r
@@ -126,7 +127,8 @@ SET phase = {phase}, fence = r.fence + 1, worker = :worker,
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
 FROM free
 WHERE r.id = free.id AND r.id = ANY(ARRAY(SELECT id FROM free))
-RETURNING r.*, free.*, {inputs} AS inputs, {offered} AS offered_events,
+RETURNING r.*, free.mutation_status, free.mutation_result, free.handler, free.handler_uid, free.handler_state,
+          free.ordered, free.low_watermark, free.next_run_at, free.is_unclaimed, {inputs} AS inputs, {offered} AS offered_events,
           greatest(pipeline.clock(), r.created_at) AS now
 """
 
