@@ -53,6 +53,11 @@ def _ours(case: str) -> Callable[[Installation, int, int], Sample]:
     return lambda site, repeat, runs: CASES[case].measure(site, repeat, runs)
 
 
+def _few(measure: Callable[[Installation, int, int], Sample]) -> Callable[[Installation, int, int], Sample]:
+    """Measure fewer runs: one at a time takes long."""
+    return lambda site, repeat, runs: measure(site, repeat, min(runs, ONE_RUNS))
+
+
 def contenders() -> list[Contender]:
     """Return all of them: a backlog first, then light load."""
     backlog = [
@@ -62,14 +67,19 @@ def contenders() -> list[Contender]:
         Contender(
             name=ONE,
             title="ours, Workflow(concurrency=1)",
-            measure=lambda site, repeat, runs: _ours("concurrency-1")(site, repeat, min(runs, ONE_RUNS)),
+            measure=_few(_ours("concurrency-1")),
             against=ONE,
             peer=CHAIN,
         ),
         Contender(name="pgbench", title="pgbench, 4 commits, 8 clients", measure=drain_pgbench, against=OURS),
     ]
     backlog += [
-        Contender(name=peer.name, title=peer.title, measure=peer.drain, against=SLOW if peer.call_ms else OURS)
+        Contender(
+            name=peer.name,
+            title=peer.title,
+            measure=_few(peer.drain) if peer.is_serial else peer.drain,
+            against=ONE if peer.is_serial else SLOW if peer.call_ms else OURS,
+        )
         for peer in PEERS.values()
     ]
     light = partial(Contender, figure="p50_ms", against=LIGHT)

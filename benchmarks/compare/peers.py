@@ -53,6 +53,7 @@ class Peer:
     processes: int = 2
     has_ledger: bool = True
     call_ms: int = 0
+    is_serial: bool = False  #: it does one order at a time
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def drain(self, site: Installation, repeat: int, runs: int) -> Sample:
@@ -266,6 +267,23 @@ PEERS = {
             title="Celery chain with a hand-written ledger",
             module=f"{_ENGINES}.celery_chain",
             processes=1,
+        ),
+        Peer(
+            name="chain-serial",
+            title="Celery chain of three, no ledger, one order at a time",
+            module=f"{_ENGINES}.celery_chain",
+            processes=1,
+            has_ledger=False,
+            is_serial=True,
+            settings={"COMPARE_SERIAL": "1"},
+        ),
+        Peer(
+            name="chain-ledger-serial",
+            title="Celery chain with a hand-written ledger, one order at a time",
+            module=f"{_ENGINES}.celery_chain",
+            processes=1,
+            is_serial=True,
+            settings={"COMPARE_SERIAL": "1"},
         ),
         Peer(
             name="chain-20ms",
