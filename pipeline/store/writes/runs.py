@@ -128,7 +128,8 @@ SET phase = {phase}, fence = r.fence + 1, worker = :worker,
 FROM free
 WHERE r.id = free.id AND r.id = ANY(ARRAY(SELECT id FROM free))
 RETURNING r.*, free.mutation_status, free.mutation_result, free.handler, free.handler_uid, free.handler_state,
-          free.ordered, free.low_watermark, free.next_run_at, free.is_unclaimed, {inputs} AS inputs, {offered} AS offered_events,
+          free.ordered, free.low_watermark, free.next_run_at, free.is_unclaimed,
+          {inputs} AS inputs, {offered} AS offered_events,
           greatest(pipeline.clock(), r.created_at) AS now
 """
 
