@@ -97,11 +97,15 @@ def _checked_prefix(prefix: str) -> str:
     return under
 
 
+def missing_packages() -> str:
+    """Return the names of packages that the API needs and that are not installed."""
+    return ", ".join(name for name in _NEEDED if find_spec(name) is None)
+
+
 def _require_extra() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise InvalidInputError(
-            f"The API needs packages that are not installed ({', '.join(missing)}); "
+            f"The API needs packages that are not installed ({missing}); "
             "install them with `pip install 'pipeline[console]'`."
         )
 

@@ -133,7 +133,9 @@ COMMANDS = {
         "Show what a workflow would send now, and what its code renames. Nothing is reserved, sent or moved.",
     ),
     "dev": Command(
-        RUN, "dev:dev", "Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them."
+        RUN,
+        "dev:dev",
+        "Run Postgres, Redis, a worker, beat, the console and Flower in this terminal. Ctrl-C stops all of them.",
     ),
     "api": Command(RUN, "api:api", "Serve the HTTP API and the operator console, until SIGTERM or Ctrl-C."),
     "consume": Command(

@@ -1,4 +1,4 @@
-"""``pipeline dev``: Postgres, Redis, a worker, beat and Flower in one terminal, and nothing left behind.
+"""``pipeline dev``: Postgres, Redis, a worker, beat, the console and Flower in one terminal, and nothing left behind.
 
 What a program says is passed on line by line with its name before it. One that ends is started again,
 unless it keeps ending. When the supervisor is asked to stop (Ctrl-C, SIGTERM, a closed terminal) all
@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -28,6 +29,8 @@ _CONSOLE_FILE = "console.url"  #: in the home, locked while the console runs
 POLL_INTERVAL = 0.1
 MAX_RESTARTS = 5
 RESTART_WINDOW = 60.0
+_PORTS_TO_TRY = 20
+_COMMAND = "from pipeline.cli.main import main; main()"
 STOP_WITHIN = 60.0
 KILL_WITHIN = 10.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -174,6 +177,7 @@ class DevOptions:
     workflows: str
     concurrency: int = 2
     flower_port: int | None = 5555  #: None: without Flower
+    console_port: int | None = 8080  #: None: without the console
 
 
 def run(options: DevOptions, environ: Mapping[str, str], print_line: PrintLine) -> int:
@@ -182,19 +186,43 @@ def run(options: DevOptions, environ: Mapping[str, str], print_line: PrintLine) 
     with servers.running(options.home, environ) as urls:
         db = Database.connect_unpooled(urls.database_url)
         write_line("", f"Postgres and Redis are up; schema version {migrate.upgrade(db)}.")
-        port = _flower_port(options.flower_port)
+        ports = _Ports(flower=_free_port(options.flower_port), console=_free_port(options.console_port))
         given = {
+            "PIPELINE_LOG_FORMAT": "short",
+            **({"PIPELINE_FLOWER_URL": ports.url(ports.flower)} if ports.flower else {}),
             **environ,
             "PIPELINE_DATABASE_URL": urls.database_url,
             "PIPELINE_BROKER_URL": urls.broker_url,
             "PIPELINE_WORKFLOWS": options.workflows,
             "PYTHONUNBUFFERED": "1",
         }
-        for line in _start_lines(options, port):
+        for line in _start_lines(options, ports):
             write_line("", line)
-        code = ProcessGroup(_programs(options, port), given, Path.cwd(), write_line).run()
+        with _published_console(options.home, ports):
+            code = ProcessGroup(_programs(options, ports), given, Path.cwd(), write_line).run()
     _report_stop(options.home, environ, write_line)
     return code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    """Ports of the web pages on this machine. None: it does not run."""
+
+    flower: int | None
+    console: int | None
+
+    def url(self, port: int) -> str:
+        return f"http://{LOCALHOST}:{port}"
+
+
+@contextmanager
+def _published_console(home: Path, ports: _Ports) -> Iterator[None]:
+    """Let other commands find the console's address as long as it runs."""
+    if ports.console is None:
+        yield
+        return
+    with locks.publish_locked(home.resolve() / _CONSOLE_FILE, ports.url(ports.console)):
+        yield
 
 
 def console_url(home: Path) -> str | None:
@@ -216,44 +244,53 @@ class _LineWriter:
                 self._print_line = lambda *_: None
 
 
-def _programs(options: DevOptions, port: int | None) -> list[Program]:
+def _programs(options: DevOptions, ports: _Ports) -> list[Program]:
     def celery(*arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-W", "ignore", "-m", "celery", "-q", "-A", "pipeline", *arguments)
 
     alone = ("--without-mingle", "--without-gossip")  # no other worker runs here
     worker = ("worker", "-l", "INFO", f"--concurrency={options.concurrency}", "-n", "dev@%h", *alone)
     found = [
-        Program(name="worker", command=celery(*worker, *(("--task-events",) if port else ()))),
+        Program(name="worker", command=celery(*worker, *(("--task-events",) if ports.flower else ()))),
         Program(
             name="beat",
             command=celery("beat", "-l", "WARNING", "--schedule", str(options.home.resolve() / "beat-schedule")),
         ),
     ]
-    if port is not None:
-        flower = celery("flower", f"--address={LOCALHOST}", f"--port={port}", "--logging=error")
+    if ports.console is not None:
+        api = (sys.executable, "-c", _COMMAND, "api", "--host", LOCALHOST, "--port", str(ports.console))
+        found.append(Program(name="console", command=api, is_required=False))
+    if ports.flower is not None:
+        flower = celery("flower", f"--address={LOCALHOST}", f"--port={ports.flower}", "--logging=error")
         found.append(Program(name="flower", command=flower, is_required=False))
     return found
 
 
-def _flower_port(wanted: int | None) -> int | None:
-    """The port for Flower: the one that was asked for if it is free. None when Flower is not wanted."""
+def _free_port(wanted: int | None) -> int | None:
+    """Return the wanted port, or the next free one. None: no port is wanted."""
     if wanted is None:
         return None
+    return next((port for port in range(wanted, wanted + _PORTS_TO_TRY) if _is_free(port)), processes.free_port())
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOCALHOST, wanted))
-        except OSError:
-            return processes.free_port()
-    return wanted
+            probe.bind((LOCALHOST, port))
+        except (OSError, OverflowError):
+            return False
+    return True
 
 
-def _start_lines(options: DevOptions, port: int | None) -> list[str]:
+def _start_lines(options: DevOptions, ports: _Ports) -> list[str]:
     lines = [
-        f"Workflows: {options.workflows}.",
-        f"Flower: http://{LOCALHOST}:{port}" if port else "",
-        "In another terminal, in this folder: pipeline top, pipeline workflows, pipeline attention.",
-        "Ctrl-C stops everything.",
+        f"Workflows:  {options.workflows}",
+        f"Console:    {ports.url(ports.console)}; the link that logs in follows" if ports.console else "",
+        f"Flower:     {ports.url(ports.flower)}, Celery's tasks and workers" if ports.flower else "",
+        "Commands:   in another terminal, in this folder: pipeline top, pipeline attention, pipeline open ID",
+        f"Data, logs: {options.home}",
+        "Each line below is one outcome: workflow, input, operation, what happened, how long. Ctrl-C stops everything.",
     ]
     return [line for line in lines if line]
 

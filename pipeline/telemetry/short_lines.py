@@ -37,7 +37,7 @@ _OUTCOMES: Mapping[str, str] = {
     "breaker.closed": "circuit breaker closed",
 }
 #: Celery reports every task there, sweeps included.
-_CHATTER = ("celery.app.trace", "celery.worker.consumer", "celery.worker.strategy")
+_CHATTER = ("celery.app.trace", "celery.worker.consumer", "celery.worker.request", "celery.worker.strategy")
 _DETAILS = ("status", "kind", "version", "actor")
 _MINUTE = 60
 

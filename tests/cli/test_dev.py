@@ -1,9 +1,12 @@
 """``pipeline dev`` as real processes: it restarts crashed ones and leaves none behind."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,16 +134,29 @@ def started() -> Iterator[list[Dev]]:
 
 @pytest.mark.timeout(240)
 def test_it_works_restarts_crashed_processes_and_leaves_none_behind(
-    home: Path, tmp_path: Path, started: list[Dev]
+    home: Path, tmp_path: Path, started: list[Dev], request: pytest.FixtureRequest
 ) -> None:
-    dev = Dev(home, tmp_path, "examples.receipts", "--flower-port", str(processes.free_port()))
+    request.addfinalizer((taken := socket.create_server(("127.0.0.1", 0))).close)
+    wanted = taken.getsockname()[1]
+    ports = ("--flower-port", str(processes.free_port()), "--console-port", str(wanted))
+    dev = Dev(home, tmp_path, "examples.receipts", *ports)
     started.append(dev)
-    dev.wait_for("worker │ ")
+    dev.wait_for("worker  │ ")
     dev.wait_for(" ready.")
     order = ("orders.paid", '{"order": "4711", "email": "you@example.org"}', "--message-id", "4711")
     assert dev.pipeline("publish", "receipts", *order).stdout == "1 new, 0 repeated, 0 replaced\n"
     wait_for(lambda: "committed" in dev.pipeline("runs").stdout, within=WITHIN, why="a committed run")
     assert "receipt:4711" in dev.pipeline("trace", "message:4711").stdout
+    dev.wait_for("worker  │ receipts  4711  mail.send  applied  ")
+    assert not re.search(r"Task pipeline\.|run\.prepared|sweep", dev.log.read_text())
+
+    dev.wait_for("console │ http://127.0.0.1:")
+    console = dev.pipeline("open").stdout.strip()
+    assert f"Console:    {console.rstrip('/')};" in dev.log.read_text()
+    assert f":{wanted}" not in console
+    assert f"console │ {console}login?link=" in dev.log.read_text()
+    with urllib.request.urlopen(f"{console}healthz", timeout=WITHIN) as answer:
+        assert answer.status == 200
 
     os.kill(dev.worker(), signal.SIGKILL)
     dev.wait_for("ended with exit code -9; it is started again")
@@ -150,12 +166,13 @@ def test_it_works_restarts_crashed_processes_and_leaves_none_behind(
     dev.process.send_signal(signal.SIGINT)
     assert dev.process.wait(timeout=WITHIN) == 0
     dev.wait_for("Stopped. Its data stays in")
+    assert dev.pipeline("open").stdout == "http://127.0.0.1:8080/\n"
     dev.nothing_is_left()
 
 
 @pytest.mark.timeout(240)
 def test_no_process_survives_when_it_is_killed(home: Path, tmp_path: Path, started: list[Dev]) -> None:
-    dev = Dev(home, tmp_path, "examples.receipts", "--no-flower", "--concurrency", "1")
+    dev = Dev(home, tmp_path, "examples.receipts", "--no-flower", "--no-console", "--concurrency", "1")
     started.append(dev)
     dev.wait_for(" ready.")
     dev.family()
