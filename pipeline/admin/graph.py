@@ -9,7 +9,7 @@ from pipeline.store.database import Database
 from pipeline.store.reads import listings, work
 
 #: Rows of the ledger that are searched for calls.
-_RECENT_MUTATIONS = 20_000
+_RECENT_MUTATIONS = 10_000
 
 
 class NodeKind(StrEnum):

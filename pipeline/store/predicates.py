@@ -143,3 +143,12 @@ def handler_columns(run: str) -> str:
 def is_of_handler(handler: str) -> str:
     """The delivery is of this handler. With an array the planner cannot drop the handler from ``PENDING_ORDER``."""
     return f"d.handler_id = ANY(ARRAY[CAST({handler} AS integer)])"
+
+
+def join_by_id(table: str, alias: str, key: str) -> str:
+    """Return a join that finds each row by its id.
+
+    A plain join may be planned while the tables are empty, as one that reads a whole table in order. OFFSET 0 keeps
+    the planner from that.
+    """
+    return f"CROSS JOIN LATERAL (SELECT * FROM pipeline.{table} o WHERE o.id = {key} OFFSET 0) {alias}"

@@ -15,8 +15,9 @@ from pipeline.embedded import servers
 from pipeline.store import facts
 from pipeline.store.connections import _compiled
 from pipeline.store.database import Database
-from pipeline.store.reads import work
+from pipeline.store.reads import changes, ledger, listings, pages, work
 from pipeline.store.writes import events as event_store
+from pipeline.store.writes import installation as installation_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from tests.support import databases
@@ -30,6 +31,18 @@ STATEMENTS = {
     "redispatch": work.STALE_DISPATCHES.text,
     "maintenance": work._UNATTENDED_MAINTENANCE.text,
     "backfills": work._OPEN_BACKFILLS.text,
+    "sample": installation_store.TAKE_SAMPLE.text,
+    "high water": changes.HIGH_WATER.text,
+    "open ledger": pages._OPEN_MUTATIONS.text,
+    "ledger": pages._MUTATIONS.text,
+    "events": pages._EVENTS.text,
+    "runs": pages._RUNS.text,
+    "quarantine": pages._QUARANTINE.text,
+    "open questions": ledger._OPEN_BY_STATUS.text,
+    "questions by id": ledger._MUTATIONS_BY_ID.text,
+    "incidents": ledger._OPEN_QUESTIONS.text,
+    "mutations by id": listings._LEDGER.text,
+    "approvals": listings._PENDING_APPROVALS.text,
     "claim for prepare": run_store.CLAIM_PREPARE.text,
     "claim for produce": run_store.CLAIM_PRODUCE.text,
     "claim for mutate": run_store.CLAIM_MUTATE.text,
@@ -60,7 +73,15 @@ OPEN_ONLY = {
     "workflows_maintenance",
     "maintenance_tasks_one_open",
     "subscriptions_backfill",
+    "blocks_open_of_workflow",
+    "deliveries_quarantined",
+    "mutations_found_late",
+    "mutations_open",
 }
+#: Tables that are small however long the history. Lists of operators join them as the planner likes.
+SMALL = {"breakers", "cursors", "handlers", "workflows"}
+#: Of which the newest row is read.
+NEWEST = {("sample", "events_pk"), ("high water", "audit_pk")}
 #: Of these, indexes on runs that are few at any time. Either way to a run is as good as its key.
 FEW = {"runs_retry_pending", "runs_open", "runs_pk"}
 _FILL = (
@@ -124,7 +145,10 @@ def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database) -> 
         connection.execute(text(_GROW))
     plans["aged"] = {name: scans(db, sql) for name, sql in STATEMENTS.items()}
     indexes = {
-        when: {name: {scan[:2] for scan in found if scan[1] not in FEW} for name, found in planned.items()}
+        when: {
+            name: {scan[:2] for scan in found if scan[1] not in FEW and scan[0] not in SMALL}
+            for name, found in planned.items()
+        }
         for when, planned in plans.items()
     }
     whole = {
@@ -132,7 +156,7 @@ def test_plans_are_the_same_on_empty_fresh_and_aged_statistics(db: Database) -> 
         for planned in plans.values()
         for name, found in planned.items()
         for table, index, condition in found
-        if not condition and index not in OPEN_ONLY
+        if not condition and index not in OPEN_ONLY and table not in SMALL and (name, index) not in NEWEST
     }
     assert not whole, "these read a whole table:\n" + "\n".join(map(str, sorted(whole)))
     for when in ("fresh", "aged"):

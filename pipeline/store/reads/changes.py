@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.workflows import CLEARED_BY_RESUME
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.predicates import sql_list
+from pipeline.store.predicates import join_by_id, sql_list
 from pipeline.store.reads.work import distinct_values
 from pipeline.store.rows import HighWaterRow, WatchedItemRow
 from pipeline.store.schema import AuditRow
@@ -31,7 +31,7 @@ _ITEMS = f"""
   FROM pipeline.mutations m WHERE {_UNKNOWN}
   UNION ALL
   SELECT 'approval', CAST(m.id AS text), m.workflow, m.created_at, true, {_hash("m.id", "m.request_hash")}
-  FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+  FROM pipeline.mutations m {join_by_id("runs", "r", "m.run_id")}
   WHERE m.status = '{MutationStatus.PENDING}' AND m.approved_at IS NULL AND r.status = '{RunStatus.PAUSED_APPROVAL}'
   UNION ALL
   SELECT 'late_effect', CAST(m.id AS text), m.workflow, m.found_late_at, true, {_hash("m.id", "m.found_late_at")}
@@ -46,7 +46,7 @@ _ITEMS = f"""
     SELECT count(*) AS number, max(d.event_id) AS newest, min(d.event_id) AS oldest FROM (
       SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id
         AND d.status = '{DeliveryStatus.QUARANTINED}' ORDER BY d.event_id LIMIT :limit) d
-  ) d JOIN pipeline.events e ON e.id = d.oldest
+  ) d {join_by_id("events", "e", "d.oldest")}
   UNION ALL
   SELECT 'breaker', b.connector || '.' || b.operation, '', b.opened_at, true, {_hash("b.opened_at", "b.reason")}
   FROM pipeline.breakers b WHERE b.closed_at IS NULL

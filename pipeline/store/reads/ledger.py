@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pipeline.domain.states import MutationStatus, Resolver
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.predicates import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
+from pipeline.store.predicates import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION, join_by_id
 from pipeline.store.rows import (
     CountRow,
     DueMutationRow,
@@ -57,7 +57,7 @@ _RESOLVABLE = """
 SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status, h.after_failed_mutation, h.retired,
        m.quiet_until > pipeline.clock() AS is_quiet, r.error_type
 """
-_JOIN_RUN = "JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id"
+_JOIN_RUN = f"{join_by_id('runs', 'r', 'm.run_id')} JOIN pipeline.handlers h ON h.id = r.handler_id"
 _MUTATIONS_BY_ID = Statement[UnresolvedMutationRow](f"""
 {_RESOLVABLE} FROM pipeline.mutations m {_JOIN_RUN}
 WHERE m.id = ANY(CAST(:ids AS uuid[])) AND m.status = ANY(CAST(:statuses AS text[])) ORDER BY m.id LIMIT :limit
@@ -87,7 +87,7 @@ _OPEN_QUESTIONS = Statement[OpenQuestionRow](f"""
 SELECT m.id, m.workflow, m.connector, m.operation, m.headline, coalesce(m.doubted_at, m.created_at) AS since,
        r.error_type
 FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'")}
-JOIN pipeline.runs r ON r.id = m.run_id ORDER BY m.id
+{join_by_id("runs", "r", "m.run_id")} ORDER BY m.id
 """)
 
 #: Which other mutations a row of a provider may be about. No index has the parameters, so page by page, newest first.

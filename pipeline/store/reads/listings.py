@@ -10,7 +10,7 @@ from uuid import UUID
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import HEADER_FIELDS
 from pipeline.store.database import Statement, Transaction, UnreadRow
-from pipeline.store.predicates import BEFORE_PREPARED, HELD_INPUT, IS_MISSING_WORKER
+from pipeline.store.predicates import BEFORE_PREPARED, HELD_INPUT, IS_MISSING_WORKER, join_by_id
 from pipeline.store.rows import (
     CalledOperationRow,
     CapacityRow,
@@ -173,10 +173,10 @@ SELECT {EVENT_COLUMNS}, s.deliveries FROM pipeline.events e {JOIN_DELIVERIES}
 WHERE e.created_by_run_id = ANY(CAST(:ids AS uuid[])) ORDER BY e.id LIMIT :limit
 """)
 
-_LEDGER = Statement[ListedMutationRow]("""
+_LEDGER = Statement[ListedMutationRow](f"""
 SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.event_ids, h.name AS handler,
   m.quiet_until > pipeline.clock() AS is_quiet
-FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
+FROM pipeline.mutations m {join_by_id("runs", "r", "m.run_id")} JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
 """)
 _RECENT_MUTATIONS = Statement[MutationIdRow]("""
@@ -208,9 +208,11 @@ WHERE r.phase <> '{Phase.MUTATING}' OR r.mutation_id IS NULL OR m.id IS NOT NULL
 ORDER BY r.id LIMIT :limit
 """)
 _PENDING_APPROVALS = Statement[MutationIdRow](f"""
-SELECT m.id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
-WHERE m.status = '{MutationStatus.PENDING}' AND r.status = '{RunStatus.PAUSED_APPROVAL}' AND m.approved_at IS NULL
-  AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
+SELECT m.id FROM pipeline.workflows w CROSS JOIN LATERAL (
+  SELECT m.id FROM pipeline.mutations m {join_by_id("runs", "r", "m.run_id")}
+  WHERE m.workflow = w.name AND m.status = '{MutationStatus.PENDING}' AND m.approved_at IS NULL
+    AND r.status = '{RunStatus.PAUSED_APPROVAL}' ORDER BY m.id LIMIT :limit
+) m WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY m.id LIMIT :limit
 """)
 _LATE_EFFECTS = Statement[LateEffectRow]("""
 SELECT m.*, (SELECT a.evidence ->> 'advice' FROM pipeline.audit a

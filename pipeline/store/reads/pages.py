@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.store.database import Statement, Transaction
-from pipeline.store.predicates import OPEN_MUTATION
+from pipeline.store.predicates import OPEN_MUTATION, is_of_handler, join_by_id
 from pipeline.store.reads.listings import EVENT_COLUMNS, JOIN_DELIVERIES, RUN_COLUMNS
 from pipeline.store.rows import (
     FoundIdRow,
@@ -114,7 +114,11 @@ _OPEN_STATUSES: tuple[str, ...] = (DeliveryStatus.PENDING, DeliveryStatus.RESERV
 def _open_deliveries(status: str) -> str:
     """Return the SQL of the deliveries of one status of handler ``h``."""
     return f"""SELECT d.event_id FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = '{status}' AND {_in_range("d.event_id")}"""
+    WHERE {is_of_handler("h.id")} AND d.status = '{status}' AND {_in_range("d.event_id")}"""
+
+
+#: Of deliveries of one handler. Only an index on what is open has this order.
+_NEWEST_FIRST = "d.handler_id DESC, d.event_id DESC"
 
 
 #: A delivery has the topic and the key of its event.
@@ -126,9 +130,9 @@ SELECT {EVENT_COLUMNS}, s.deliveries FROM (
       AND (CAST(:topic AS text) IS NULL OR d.topic = :topic) AND (CAST(:key AS text) IS NULL OR d.key = :key)
       AND ((CAST(:since AS timestamptz) IS NULL AND CAST(:until AS timestamptz) IS NULL)
         OR (SELECT {_between("e.created_at")} FROM pipeline.events e WHERE e.id = d.event_id))
-    ORDER BY d.event_id DESC LIMIT :limit
+    ORDER BY {_NEWEST_FIRST} LIMIT :limit
   ) d WHERE {_of_workflows("h")} ORDER BY d.event_id DESC LIMIT :limit
-) d JOIN pipeline.events e ON e.id = d.event_id {JOIN_DELIVERIES} ORDER BY e.id DESC
+) d {join_by_id("events", "e", "d.event_id")} {JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
     for status in _OPEN_STATUSES
 }
@@ -136,7 +140,7 @@ SELECT {EVENT_COLUMNS}, s.deliveries FROM (
 _OPEN_EVENTS_END = {
     status: Statement[NumberIdRow](f"""
 SELECT d.event_id AS id FROM pipeline.handlers h CROSS JOIN LATERAL (
-  {_open_deliveries(status)} ORDER BY d.event_id DESC OFFSET CAST(:window AS bigint) - 1 LIMIT 1
+  {_open_deliveries(status)} ORDER BY {_NEWEST_FIRST} OFFSET CAST(:window AS bigint) - 1 LIMIT 1
 ) d WHERE {_of_workflows("h")} ORDER BY d.event_id DESC LIMIT 1
 """)
     for status in _OPEN_STATUSES
@@ -207,7 +211,7 @@ _LEDGER_COLUMNS = """
   m.*, r.status AS run_status, r.phase AS run_phase, r.event_ids, h.name AS handler, r.error_type,
   m.quiet_until > pipeline.clock() AS is_quiet
 """
-_JOIN_RUN = "JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id"
+_JOIN_RUN = f"{join_by_id('runs', 'r', 'm.run_id')} JOIN pipeline.handlers h ON h.id = r.handler_id"
 _MUTATIONS = Statement[LedgerPageRow](f"""
 SELECT {_LEDGER_COLUMNS} FROM (
   SELECT m.* FROM pipeline.mutations m WHERE {_MUTATION_FILTER} AND {_of_workflows("m")} ORDER BY m.id DESC LIMIT :limit
@@ -275,7 +279,7 @@ SELECT {EVENT_COLUMNS}, d.handler_id, d.handler, d.retired, d.failures, d.failin
     ORDER BY d.event_id DESC LIMIT :limit
   ) d WHERE {_of_workflows("h")} AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
   ORDER BY d.event_id DESC, d.handler_id DESC LIMIT :limit
-) d JOIN pipeline.events e ON e.id = d.event_id ORDER BY d.event_id DESC, d.handler_id DESC
+) d {join_by_id("events", "e", "d.event_id")} ORDER BY d.event_id DESC, d.handler_id DESC
 """)
 
 

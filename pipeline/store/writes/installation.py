@@ -5,7 +5,7 @@ Only operators read them. No decision does.
 
 from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.store.database import Command, Statement
-from pipeline.store.predicates import MUTATION_IN_DOUBT
+from pipeline.store.predicates import MUTATION_IN_DOUBT, PENDING_ORDER, is_of_handler, join_by_id
 from pipeline.store.reads.work import distinct_values
 from pipeline.store.rows import CountRow
 
@@ -54,7 +54,7 @@ here AS MATERIALIZED (
     SELECT r.* FROM pipeline.runs r WHERE r.id >= (SELECT run FROM mark) ORDER BY r.id DESC LIMIT :limit
   ) r WHERE r.finished_at > (SELECT at FROM mark)
   UNION ALL
-  SELECT r.workflow, r.status, r.mutation_id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+  SELECT r.workflow, r.status, r.mutation_id FROM pipeline.mutations m {join_by_id("runs", "r", "m.run_id")}
   WHERE m.approved_at > (SELECT at FROM mark) - interval '1 hour' AND r.id < (SELECT run FROM mark)
     AND r.finished_at > (SELECT at FROM mark)
 ), runs AS (
@@ -67,8 +67,8 @@ here AS MATERIALIZED (
   SELECT h.workflow, sum(d.number) AS number, min(d.oldest) AS oldest
   FROM waiting w JOIN pipeline.handlers h ON h.id = w.handler_id AND NOT h.retired
   CROSS JOIN LATERAL (SELECT count(*) AS number, min(d.event_id) AS oldest FROM (
-    SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}'
-      AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT :counted) d) d
+    SELECT d.event_id FROM pipeline.deliveries d WHERE {is_of_handler("h.id")} AND d.event_id > h.low_watermark
+      AND d.status = '{DeliveryStatus.PENDING}' ORDER BY {PENDING_ORDER} LIMIT :counted) d) d
   WHERE d.number > 0 GROUP BY h.workflow
 ), unresolved AS (
   SELECT m.workflow, count(*) AS number FROM pipeline.mutations m WHERE m.status IN {MUTATION_IN_DOUBT}
