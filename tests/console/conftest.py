@@ -24,7 +24,6 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PICTURES = os.environ.get("PIPELINE_PICTURES", "")  #: the folder for the pictures of the documentation; empty: none
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
