@@ -38,7 +38,7 @@ from pipeline.store.reads import durability
 from pipeline.store.reads.invariants import INVARIANTS, Severity
 from pipeline.store.schema import metadata
 from pipeline.telemetry import metrics, spans, transition_log
-from tools import api, commands, rules, state_tables
+from tools import api, commands, http_api, rules, state_tables
 from tools.comments import meanings
 from tools.markdown import State, code, diagram, page, section, table
 
@@ -78,6 +78,7 @@ def pages(root: Path) -> dict[Path, str]:
         "invariants": invariants,
         "tables": tables,
         "cli": commands.cli_page,
+        "http-api": http_api.http_api_page,
         "api": api.api_page,
     }
     written = {Path(f"docs/reference/{name}.md"): make() for name, make in made.items()}

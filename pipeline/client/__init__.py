@@ -1,5 +1,6 @@
 """How other services publish events: in their own transaction, or through a client."""
 
+from pipeline.client.http import HttpClient
 from pipeline.client.publishing import (
     BrokerClient,
     DatabaseClient,
@@ -16,6 +17,7 @@ __all__ = [
     "BrokerClient",
     "DatabaseClient",
     "EventInput",
+    "HttpClient",
     "Limits",
     "Receipt",
     "RefusedError",

@@ -25,6 +25,8 @@ from psycopg2 import extensions
 from sqlalchemy import Connection, Engine, TextClause
 from sqlalchemy.exc import DBAPIError
 
+from pipeline.domain.errors import InvalidInputError
+
 #: Every statement is written for this level. It is named in each BEGIN, which costs no round trip. So neither
 #: the default of a server, database or role counts, nor what another client of a pooler left in the session.
 ISOLATION_LEVEL = "READ COMMITTED"
@@ -178,6 +180,11 @@ class PooledConnection:
                 return _rows(cursor, prepared.make_row), cursor.rowcount
             except psycopg2.Error as error:
                 raise self._wrapped(error, sql) from error
+            except ValueError as error:  # of psycopg2, before anything is sent
+                raise InvalidInputError(
+                    f"A text cannot be sent to Postgres ({error}); expected one without NUL characters and in whole "
+                    "Unicode characters. Nothing was changed."
+                ) from error
 
     def _name(self, sql: str) -> tuple[_Prepared, str]:
         """Return a statement under a name of its own, and the SQL that prepares it."""

@@ -26,7 +26,8 @@ PUBLIC = {
         read
     """,
     "pipeline.client": """
-        BrokerClient DatabaseClient EventInput Limits Receipt RefusedError UnavailableError database_url_of publish
+        BrokerClient DatabaseClient EventInput HttpClient Limits Receipt RefusedError UnavailableError database_url_of
+        publish
     """,
     "pipeline.connectors": """
         Applied Call Connector ErrorMeaning ErrorReading Grade NotFound Retry Verdict mutation read

@@ -16,6 +16,11 @@ from pipeline.api.v1 import (
     workflows,
 )
 
+#: The routers of all subjects.
+PARTS = tuple(
+    part.router
+    for part in (attention, bulk, connectors, events, me, mutations, publish, records, runs, tokens, workflows)
+)
 router = APIRouter(prefix="/v1")
-for _part in (attention, bulk, connectors, events, me, mutations, publish, records, runs, tokens, workflows):
-    router.include_router(_part.router)
+for _part in PARTS:
+    router.include_router(_part)

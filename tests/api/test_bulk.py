@@ -1,0 +1,100 @@
+"""Acts on many items over HTTP: previews, commits and imports."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.api import Person, Role
+from pipeline.store.database import Database
+from tests.api.conftest import ClientOf
+from tests.cli import scenarios
+from tests.factories import a_workflow
+from tests.support.table_reads import rows
+
+
+@pytest.fixture
+def questions(db: Database) -> list[Any]:
+    """Unknown outcomes whose requests can no longer arrive."""
+    a_workflow(db, concurrency=8, on_uncertain="contain")
+    made = [scenarios.an_indeterminate_mutation(db, f"order-{n}") for n in range(3)]
+    db.advance_clock(timedelta(minutes=5))
+    return made
+
+
+def statuses(db: Database) -> list[str]:
+    return sorted(row.status for row in rows(db, "SELECT status FROM pipeline.mutations"))
+
+
+def preview(client: TestClient, **body: Any) -> Any:
+    return client.post("/v1/bulk/previews", json={"act": "skip", **body})
+
+
+def commit(client: TestClient, made: Any, **body: Any) -> Any:
+    given = {"count": made["count"], "reason": "the outage is over", **body}
+    return client.post(f"/v1/bulk/previews/{made['id']}/commit", json=given)
+
+
+def test_a_preview_is_committed_once_and_its_result_can_be_read(
+    client: TestClient, db: Database, questions: list[Any]
+) -> None:
+    made = preview(client, mutations={"workflow": "billing"})
+    assert (made.status_code, made.json()["count"], made.json()["status"]) == (201, 3, "open")
+    assert commit(client, made.json(), count=2).status_code == 409
+    assert statuses(db) == ["indeterminate"] * 3
+    assert commit(client, made.json()).status_code == 202
+    result = client.get(f"/v1/bulk/previews/{made.json()['id']}").json()
+    assert (result["status"], result["done"], result["committed_by"]) == ("finished", 3, "ada")
+    assert statuses(db) == ["failed"] * 3
+    again = commit(client, made.json())
+    assert (again.status_code, again.json()["type"]) == (409, "urn:pipeline:problem:illegal-transition")
+
+
+def test_a_discarded_preview_changes_nothing(client: TestClient, db: Database, questions: list[Any]) -> None:
+    made = preview(client, ids=[str(questions[0].id)]).json()
+    assert client.post(f"/v1/bulk/previews/{made['id']}/discard").json()["status"] == "discarded"
+    assert commit(client, made).status_code == 409
+    assert statuses(db) == ["indeterminate"] * 3
+
+
+def test_an_incident_is_resolved_as_one(client: TestClient, db: Database, questions: list[Any]) -> None:
+    (incident,) = client.get("/v1/incidents").json()["items"]
+    assert incident["count"] == 3
+    made = preview(client, incident=incident["id"]).json()
+    assert (made["count"], commit(client, made).status_code) == (3, 202)
+    assert client.get("/v1/incidents").json()["items"] == []
+
+
+def test_a_selection_is_one_kind_and_a_viewer_makes_none(client_of: ClientOf, questions: list[Any]) -> None:
+    client = client_of()
+    assert preview(client).status_code == 422
+    assert preview(client, mutations={}, incident="x").status_code == 422
+    assert preview(client, mutations={"workflow": "nowhere"}).status_code in (404, 422)
+    viewer = client_of(Person(name="vic", is_ambient=False))
+    assert preview(viewer, mutations={}).status_code == 403
+    stranger = client_of(Person(name="eve", role=Role.OPERATOR, workflows=frozenset({"mail"}), is_ambient=False))
+    assert preview(stranger, mutations={}).status_code == 422
+    made = preview(client, mutations={}).json()
+    assert stranger.get(f"/v1/bulk/previews/{made['id']}").status_code == 404
+
+
+def test_quarantined_events_are_released_by_a_preview(client: TestClient, db: Database) -> None:
+    a_workflow(db)
+    event = scenarios.a_quarantined_event(db)
+    made = preview(client, act="release_event", events={"event_ids": [str(event)]}).json()
+    assert commit(client, made).status_code == 202
+    assert client.get("/v1/quarantine").json()["items"] == []
+
+
+def test_an_export_is_imported_after_a_preview(client: TestClient, db: Database, questions: list[Any]) -> None:
+    text = f"reference,amount\n{questions[0].idempotency_key},1\nother,2\n"
+    form = {"column": "reference", "no_result": "true", "unchecked": "true"}
+    made = client.post("/v1/imports", files={"file": ("export.csv", text)}, data=form)
+    assert made.status_code == 201, made.text
+    assert (made.json()["count"], made.json()["left_out"]) == (1, {"not_in_export": 2, "unmatched_rows": 1})
+    given = {"count": 1, "reason": "the provider's export"}
+    assert client.post(f"/v1/imports/{made.json()['id']}/commit", json=given).status_code == 202
+    assert statuses(db) == ["applied", "indeterminate", "indeterminate"]
+    bad = client.post("/v1/imports", files={"file": ("export.xls", text)}, data=form)
+    assert (bad.status_code, "neither .csv nor .jsonl" in bad.json()["detail"]) == (422, True)
