@@ -153,6 +153,8 @@ PROBLEM_TYPES = (
     ProblemType(slug="cross-site", title="The request came from another site", status=403),
     ProblemType(slug="csrf-token", title="The CSRF token is missing or wrong", status=403),
     ProblemType(slug="untrusted-proxy", title="An untrusted address named a person", status=403),
+    ProblemType(slug="login-failed", title="The login failed", status=400),
+    ProblemType(slug="identity-provider", title="The identity provider did not answer", status=502),
     ProblemType(slug="too-many-logins", title="Too many logins failed", status=429),
     ProblemType(slug="invalid-request", title="The request is not as documented", status=422),
     ProblemType(slug="bad-request", title="The request cannot be read", status=400),

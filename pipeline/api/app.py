@@ -2,6 +2,7 @@
 
 import os
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -15,8 +16,9 @@ from pipeline.api.context import Services
 from pipeline.api.security import Guard
 from pipeline.api.v1.documents import document_answers
 from pipeline.api.v1.routes import router as v1_router
-from pipeline.config import Settings
+from pipeline.config import Settings, SettingsError
 
+_OIDC_NEEDED = ("authlib", "httpx", "joserfc")
 _STATIC = Path(__file__).parent / "static"
 
 
@@ -48,8 +50,24 @@ def create(
     problems.install_handlers(app, problem_pages.problem_page)
     app.include_router(health.router)
     app.include_router(login.router)
+    if found.settings.oidc_issuer:
+        _add_provider(app, found.settings)
     app.include_router(v1_router)
     document_answers(app)
     app.include_router(console_router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     return app
+
+
+def _add_provider(app: FastAPI, settings: Settings) -> None:
+    """Let people log in by the OpenID Connect provider of the settings."""
+    missing = [name for name in _OIDC_NEEDED if find_spec(name) is None]
+    if missing:
+        needed = ", ".join(missing)
+        raise SettingsError(
+            [f"PIPELINE_OIDC_ISSUER: needs packages that are not installed ({needed}): pip install 'pipeline[oidc]'"]
+        )
+    from pipeline.api import oidc
+
+    app.state.oidc = oidc.Provider(settings)
+    app.include_router(oidc.router)

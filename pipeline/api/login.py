@@ -122,6 +122,11 @@ def local_target(path: str) -> str:
 def _begin(request: Request) -> FailedLogins:
     """Refuse a login that another site sent, and one too many."""
     sites.check_site(request)
+    return check_login(request)
+
+
+def check_login(request: Request) -> FailedLogins:
+    """Refuse a login from an address from which too many failed; return the counter."""
     failures: FailedLogins = request.app.state.failed_logins
     failures.check(security.address_of(request))
     return failures
