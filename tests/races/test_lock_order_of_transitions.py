@@ -495,6 +495,8 @@ LOCKLESS = {
     "late_effects.is_replacement_effect",
     "late_effects.late_effect_evidence",
     "late_effects.record_replacement_effect",
+    "operations.register_operations",
+    "registration.is_replaced",
     "late_effects.replacement_effect",
     "mutations.illegal_transition",
     "reconciliation.record_time_to_resolution",
