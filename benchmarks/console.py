@@ -1,8 +1,8 @@
 """How long the reads of API and console take in a large database: `python benchmarks/console.py`.
 
 It starts Postgres, fills a database with 1,000,000 events, 200,000 runs with their mutations and 5,000 open questions,
-and calls each read several times over a pool of connections. It prints the slowest call of each, after one to warm up,
-and ends with 1 if one took more than 200 ms. ``--events``, ``--runs`` and ``--questions`` choose other sizes.
+and calls each read several times over a pool of connections, after one call to warm up. It prints the median and the
+slowest call of each, and ends with 1 if a median is above 200 ms. ``--events``, ``--runs`` and ``--questions`` choose other sizes.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -125,6 +126,7 @@ def fill(db: Database, *, events: int, runs: int, questions: int) -> Crowd:
     _write(db, *_REST, **given)
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM (ANALYZE, INDEX_CLEANUP ON)"))
+        connection.execute(text("CHECKPOINT"))
     return crowd
 
 
@@ -195,15 +197,15 @@ def _session(db: Database, run_id: Any) -> Any:
     return found.id if found is not None else None
 
 
-def measure(read: Callable[[], object]) -> float:
-    """Return the seconds of the slowest of some calls, after one that warms up."""
+def measure(read: Callable[[], object]) -> tuple[float, float]:
+    """Return the median and the slowest of some calls in seconds, after one that warms up."""
     read()
     taken = []
     for _ in range(_ROUNDS):
         begun = time.perf_counter()
         read()
         taken.append(time.perf_counter() - begun)
-    return max(taken)
+    return median(taken), max(taken)
 
 
 def main() -> int:
@@ -223,11 +225,12 @@ def main() -> int:
         db = Database.connect(url)
         found = {name: measure(read) for name, read in reads(db).items()}
         db.dispose()
-    table = Table("read", "ms", title=f"slowest of {_ROUNDS} calls; expected at most {LIMIT * 1000:.0f} ms")
-    for name, seconds in sorted(found.items(), key=lambda each: -each[1]):
-        table.add_row(name, f"{seconds * 1000:.1f}")
+    title = f"{_ROUNDS} calls, ms; expected a median of at most {LIMIT * 1000:.0f}"
+    table = Table("read", "median", "slowest", title=title)
+    for name, taken in sorted(found.items(), key=lambda each: each[1], reverse=True):
+        table.add_row(name, *(f"{seconds * 1000:.1f}" for seconds in taken))
     console.print(table)
-    return 1 if max(found.values()) > LIMIT else 0
+    return 1 if max(found.values())[0] > LIMIT else 0
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ WHERE m.id = ANY(CAST(:ids AS uuid[])) AND m.status = ANY(CAST(:statuses AS text
 """)
 
 
-def _open_of_workflows(condition: str) -> str:
+def _open_of_workflows(condition: str, columns: str = "m.*") -> str:
     """Return the SQL of open mutations, oldest first, found by the index of each workflow."""
     return f"""(
   SELECT m.* FROM pipeline.workflows w CROSS JOIN LATERAL (
-    SELECT * FROM pipeline.mutations m WHERE m.workflow = w.name AND m.status IN {OPEN_MUTATION} AND {condition}
+    SELECT {columns} FROM pipeline.mutations m WHERE m.workflow = w.name AND m.status IN {OPEN_MUTATION} AND {condition}
     ORDER BY m.id LIMIT :limit
   ) m WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY m.id LIMIT :limit
 ) m"""
@@ -82,12 +82,14 @@ _OPEN_BY_STATUS = Statement[UnresolvedMutationRow](f"""
 {_RESOLVABLE} FROM {_open_of_workflows(_IS_SELECTED)} {_JOIN_RUN} ORDER BY m.id
 """)
 
+_QUESTION = (
+    "m.id, m.run_id, m.workflow, m.connector, m.operation, m.headline, coalesce(m.doubted_at, m.created_at) AS since"
+)
 #: Unknown outcomes that wait for an operator, as little of each as grouping them needs.
 _OPEN_QUESTIONS = Statement[OpenQuestionRow](f"""
-SELECT m.id, m.workflow, m.connector, m.operation, m.headline, coalesce(m.doubted_at, m.created_at) AS since,
-       r.error_type
-FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'")}
-{join_by_id("runs", "r", "m.run_id")} ORDER BY m.id
+SELECT m.id, m.workflow, m.connector, m.operation, m.headline, m.since,
+  (SELECT r.error_type FROM pipeline.runs r WHERE r.id = m.run_id) AS error_type
+FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'", _QUESTION)} ORDER BY m.id
 """)
 
 #: Which other mutations a row of a provider may be about. No index has the parameters, so page by page, newest first.
