@@ -95,7 +95,7 @@ def test_a_probe_checks_the_liveness_file_or_an_http_page(subtests: pytest.Subte
                 if "exec" in probe:
                     assert probe["exec"]["command"] == command
                 else:
-                    assert probe["httpGet"]["path"] == "/healthcheck"
+                    assert probe["httpGet"]["path"] in {"/healthcheck", "/healthz", "/readyz"}
 
 
 def test_a_rollout_starts_a_new_one_before_it_ends_an_old_one(subtests: pytest.Subtests) -> None:
@@ -169,7 +169,7 @@ def test_production_leaves_the_number_of_workers_to_the_autoscaler_and_has_an_im
         assert manifest["kind"] == "Namespace" or manifest["metadata"]["namespace"] == "pipeline"
         if manifest["kind"] in ("Deployment", "Job"):
             assert re.fullmatch(r"[\w./-]+:[\w.-]+", pod_of(manifest)["containers"][0]["image"])
-    for policy in ("closed", "servers", "world", "scrape"):
+    for policy in ("closed", "servers", "world", "scrape", "console"):
         selector = made[f"NetworkPolicy-pipeline-{policy}"]["spec"]["podSelector"]
         assert selector["matchLabels"]["app.kubernetes.io/name"] == "pipeline"
 
