@@ -83,7 +83,8 @@ worker_consumer = "pipeline.tasks.dead_letter:DeadLetterConsumer"  # keeps what 
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second delivery harmless
 
 # Queues: one per phase, so that separate workers (`-Q pipeline.mutate`) keep slow mutations away from the rest.
-# A worker that reads `pipeline.schedule` also reads one queue of reconcile attempts for each of its workflows.
+# A worker that reads `pipeline.schedule` also reads `pipeline.publish`, where other services send events, and one queue
+# of reconcile attempts for each of its workflows. These are not listed, so that `celery purge` does not empty them.
 task_queues = {name: _queue(name) for name in (*_TIME_LIMITS, "pipeline.schedule")}
 task_default_queue = task_default_exchange = task_default_routing_key = "pipeline.schedule"
 task_routes = {name: {"queue": name} for name in _TIME_LIMITS} | {_PRODUCE: {"queue": _PhaseTask.PREPARE.value}}

@@ -135,7 +135,7 @@ def _warning(action: DeadLetterAction, each: DeadLetter) -> str:
 def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> list[DeadLetter]:
     """Act on every message in the queue, in order, and return them."""
     from pipeline.celery import app as celery  # slow to import
-    from pipeline.tasks import dead_letter
+    from pipeline.tasks import dead_letter, messages
 
     queues = celery.amqp.queues
     found = []
@@ -151,7 +151,7 @@ def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> lis
                 dead_letter.send_copy(producer, message, queues[dead_letter.DEAD_LETTER_QUEUE], headers)
             elif action is DeadLetterAction.SEND_BACK:
                 origin = headers.get(dead_letter.FROM_HEADER)
-                to = queues[origin if origin in queues else celery.conf.task_default_queue]
+                to = queues[origin] if origin in queues else messages.publish_queue()
                 kept_headers = {
                     name: value for name, value in headers.items() if name not in dead_letter.DEAD_LETTER_HEADERS
                 }

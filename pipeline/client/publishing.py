@@ -156,7 +156,7 @@ def _to_new_event(event: EventInput) -> NewEvent:
 
 log = logging.getLogger(__name__)
 
-_QUEUE = "pipeline.schedule"
+PUBLISH_QUEUE = "pipeline.publish"  #: what other services send: events and wake-ups
 _TIMEOUT = timedelta(seconds=30)
 _UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
 EventInputs = Sequence[EventInput | Mapping[str, Any]]
@@ -281,6 +281,6 @@ class _BoundedCalls:
         def send() -> None:
             with spans.preserve_context():
                 # JSON, whatever serializer the service uses: our workers accept nothing else
-                app.send_task(name, queue=_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
+                app.send_task(name, queue=PUBLISH_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
 
         self.run(send)

@@ -10,10 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from celery import chain
+from kombu.entity import Exchange, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 from pipeline.background.messages import DispatchMessage, ReconcileMessage
 from pipeline.celery import app
+from pipeline.client.publishing import PUBLISH_QUEUE
 from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.telemetry import spans
 
@@ -92,15 +94,27 @@ def redispatch_reconcile(message: ReconcileMessage) -> None:
         log.warning("the broker cannot be reached; the sweep reconciles %s later: %s", message.mutation_id, error)
 
 
-def consume_reconciles(workflows: Iterable[tuple[str, int]]) -> None:
-    """Let this worker read the reconcile attempts of its workflows, given with their versions.
+def consume_more_queues(workflows: Iterable[tuple[str, int]]) -> None:
+    """Let this worker read what other services send, and the reconcile attempts of its workflows.
 
-    A worker that does not read the queue of the sweeps reconciles nothing.
+    A worker that does not read the queue of the sweeps reads neither. These queues are not in the table of queues
+    before a worker starts, so `celery purge` does not empty them.
     """
     queues = app.amqp.queues
     if app.conf.task_default_queue in queues.consume_from:
+        queues.select_add(publish_queue())
         for name, version in workflows:
             queues.select_add(_reconcile_queue(name, version))
+
+
+def publish_queue() -> Any:
+    """Return the queue of what other services send.
+
+    It is declared as every Celery app declares a queue by default, not as a quorum queue: RabbitMQ refuses an app
+    that declares an existing queue in another way.
+    """
+    exchange = Exchange(PUBLISH_QUEUE, type="direct")  # type: ignore[no-untyped-call]
+    return Queue(PUBLISH_QUEUE, exchange, routing_key=PUBLISH_QUEUE)  # type: ignore[no-untyped-call]
 
 
 def _reconcile_queue(workflow: str, version: int) -> Any:

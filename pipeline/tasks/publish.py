@@ -44,7 +44,8 @@ def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None
         _dead_letter(self, error)
     except (DBAPIError, TimeoutError) as error:
         log.warning("events cannot be published now; they are sent again: %s", error)
-        _resend(self, countdown=min(2**self.request.retries, _LONGEST_PAUSE), retries=self.request.retries + 1)
+        pause = min(2**self.request.retries, _LONGEST_PAUSE)
+        _resend(self, queue=messages.publish_queue(), countdown=pause, retries=self.request.retries + 1)
     except Exception as error:  # noqa: BLE001 - the message is kept with the reason, whatever the error
         _dead_letter(self, error)
     else:

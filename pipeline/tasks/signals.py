@@ -33,7 +33,7 @@ def check_startup(sender: Any, **_: Any) -> None:
         telemetry.open_metrics(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         register_workflows(here.db, here.registry, here.settings.code_version)
-        messages.consume_reconciles((each.name, each.version) for each in here.registry.workflows.values())
+        messages.consume_more_queues((each.name, each.version) for each in here.registry.workflows.values())
     except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that can do nothing
         _exit(error)
     here.db.dispose()

@@ -53,8 +53,25 @@ def order(message_id: str) -> dict[str, Any]:
 def test_a_foreign_app_publishes_by_name_and_every_fact_is_one_event(shop: Installation, theirs: Celery) -> None:
     for _ in range(2):
         events = [order(f"theirs {n}") for n in range(5)]
-        theirs.send_task("pipeline.publish", args=["shop", events], queue="pipeline.schedule")
+        theirs.send_task("pipeline.publish", args=["shop", events], queue="pipeline.publish")
     shop.published += [f"theirs {n}" for n in range(5)]
+    shop.all_done_once()
+
+
+def test_events_in_the_broker_survive_celery_purge(shop: Installation, theirs: Celery, broker: redis.Redis) -> None:
+    names = [f"purged or not {n}" for n in range(4)]
+    shop.nodes[0].freeze()
+    try:
+        for name in names:
+            theirs.send_task("pipeline.publish", args=["shop", [order(name)]], queue="pipeline.publish")
+            theirs.send_task("pipeline.schedule", args=["shop"], queue="pipeline.schedule")
+        command = [sys.executable, "-m", "celery", "-A", "pipeline", "purge", "--force"]
+        done = subprocess.run(command, env={**os.environ, **shop.environ}, cwd=PROJECT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (broker.llen("pipeline.schedule"), broker.llen("pipeline.publish") > 0) == (0, True)
+    finally:
+        shop.nodes[0].thaw()
+    shop.published += names
     shop.all_done_once()
 
 
@@ -230,4 +247,4 @@ def test_wrong_input_from_a_shell_is_refused_with_what_was_expected(
     shell: Shell, arguments: list[str], words: str
 ) -> None:
     code, _, said = shell("publish", *arguments, stdin="[1]\n")
-    assert (code, words in said) == (2, True), said
+    assert (code, words in said) == (5 if "There is no" in words else 2, True), said

@@ -61,6 +61,27 @@ def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbi
     assert {kinds[name] for name in QUEUES} == {"quorum"}
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["after the worker", "before the worker"])
+def test_a_plain_app_publishes_by_the_documented_snippet(shop: Installation, is_first: bool) -> None:
+    if is_first:
+        shop.end_nodes()
+        with Celery(broker=shop.broker_url) as ours, ours.connection_for_write() as connection:
+            connection.default_channel.queue_delete("pipeline.publish")
+    with Celery("theirs", broker=shop.broker_url) as theirs:
+        event = {"topic": "orders", "message_id": f"plain {is_first}", "payload": {}}
+        theirs.send_task(
+            "pipeline.publish",
+            kwargs={"workflow": "shop", "events": [event]},
+            queue="pipeline.publish",
+            serializer="json",
+        )
+        theirs.send_task("pipeline.schedule", args=["shop"], queue="pipeline.publish")
+    if is_first:
+        begin(shop)
+    shop.published.append(f"plain {is_first}")
+    shop.all_done_once()
+
+
 def test_dead_letters_are_listed_sent_back_and_dropped(shop: Installation, broker: Rabbit) -> None:
     dead_letter_scenario.play(shop)
     kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())

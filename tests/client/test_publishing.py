@@ -189,7 +189,7 @@ def test_the_database_client_commits_returns_what_was_new_and_then_notifies(
     assert client.publish("shop", [ORDER]).repeated == ("order:1",)
     client.close()
     assert count(db) == 1
-    how = {"queue": "pipeline.schedule", "serializer": "json", "ignore_result": True, "retry": False}
+    how = {"queue": "pipeline.publish", "serializer": "json", "ignore_result": True, "retry": False}
     assert app.sent == [("pipeline.schedule", {"args": ["shop"], **how})]
 
 
@@ -222,7 +222,7 @@ def test_the_broker_client_checks_the_form_and_sends(shop: Inline) -> None:
     ((name, given),) = app.sent
     assert (name, given["queue"], given["kwargs"]["events"][0]["message_id"]) == (
         "pipeline.publish",
-        "pipeline.schedule",
+        "pipeline.publish",
         "order:1",
     )
     with pytest.raises(UnavailableError, match="The broker did not take the events"):

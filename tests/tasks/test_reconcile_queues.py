@@ -89,9 +89,9 @@ def test_a_worker_that_reads_the_queue_of_the_sweeps_reads_those_of_its_workflow
 ) -> None:
     queues = app.amqp.queues
     queues.select(chosen)
-    messages.consume_reconciles([("shop", 2), ("billing", 1)])
-    found = {name for name in queues.consume_from if name.startswith("pipeline.reconcile.")}
-    assert found == ({QUEUE, "pipeline.reconcile.billing.1"} if reads else set())
+    messages.consume_more_queues([("shop", 2), ("billing", 1)])
+    found = set(queues.consume_from) - {f"pipeline.{name}" for name in ("prepare", "mutate", "next", "schedule")}
+    assert found == ({QUEUE, "pipeline.reconcile.billing.1", "pipeline.publish"} if reads else set())
 
 
 def test_a_long_name_of_a_workflow_makes_a_queue_that_every_broker_takes(app: Celery) -> None:
