@@ -1,6 +1,7 @@
 """Mutations over HTTP: what is shown, and answers guarded by If-Match."""
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -157,6 +158,30 @@ def test_a_note_is_kept_and_others_who_have_it_open_are_named(client_of: ClientO
     assert [(note["author"], note["text"]) for note in detail["notes"]] == [("bob", "asked the provider")]
     assert status(db, question) == "indeterminate"
     assert [row.actor for row in rows(db, "SELECT actor FROM pipeline.audit WHERE act = 'mutation.note'")] == ["bob"]
+
+
+def test_evidence_is_shown_with_the_acts_and_its_values_need_the_right(client_of: ClientOf, question: Any) -> None:
+    client, viewer = client_of(), client_of(VIEWER)
+    etag = shown(client, question).headers["etag"]
+    answer(client, question, {**SKIP, "evidence": {"ticket": 4}}, if_match=etag)
+    path = f"/v1/mutations/{question.id}/evidence"
+    found = client.get(path, params={"fields": "evidence"}).json()
+    assert (found["attempts"], found["acts"][0]["evidence"]) == (1, {"ticket": 4})
+    assert viewer.get(path).json()["acts"][0]["evidence"] is None
+    assert viewer.get(path, params={"fields": "evidence"}).status_code == 403
+
+
+def test_an_answer_about_a_high_value_waits_for_a_second_person(client_of: ClientOf, db: Database) -> None:
+    a_workflow(db)
+    dear = scenarios.an_indeterminate_mutation(db, four_eyes_value=Decimal(9_000))
+    db.advance_clock(timedelta(minutes=5))
+    ada, bob = client_of(), client_of(Person(name="bob", role=Role.OPERATOR, is_ambient=False))
+    body, etag = {"answer": "did_not_happen", "reason": "no such key"}, shown(ada, dear).headers["etag"]
+    first = answer(ada, dear, body, if_match=etag)
+    assert (first.json()["is_proposed"], status(db, dear)) == (True, "indeterminate")
+    assert shown(bob, dear).json()["proposal"]["proposed_by"] == "ada"
+    assert answer(bob, dear, body, if_match=etag).json()["is_proposed"] is False
+    assert status(db, dear) == "failed"
 
 
 def test_a_result_cannot_be_fetched_without_the_code_of_its_operation(client: TestClient, question: Any) -> None:

@@ -707,6 +707,18 @@ class AuditView(ApiModel):
     evidence: Any = Field(description="Null unless `fields=evidence` was asked for.")
 
 
+class EvidenceView(ApiModel):
+    """What is known about the outcome of a mutation: calls, reconcile attempts, and acts with their evidence."""
+
+    attempts: int
+    reconcile_attempts: int
+    error: str | None = Field(description="The last verdict about its outcome.")
+    quiet_until: Instant | None
+    idempotency_key: str
+    look_up: str
+    acts: list[AuditView] = Field(description="Newest first, at most 200.")
+
+
 class SearchHitView(ApiModel):
     """A thing that a text identifies."""
 

@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 
 from pipeline.admin import mutations, notes, pages, second_approvals
+from pipeline.admin.audit import AuditFilter
 from pipeline.admin.given_results import GivenResult
 from pipeline.admin.ledger import LedgerFilter
 from pipeline.admin.mutations import MutationDetail
@@ -19,6 +20,8 @@ from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     AdviceView,
     ApproveBody,
+    AuditView,
+    EvidenceView,
     FetchBody,
     FetchedView,
     LedgerEntryView,
@@ -109,6 +112,26 @@ def show_mutation(
 def show_mutation_timeline(found: Found, caller: Viewer, mutation_id: Uuid) -> list[TimelineView]:
     """Show what happened to a mutation, oldest first, and what is planned."""
     return [TimelineView.model_validate(each) for each in _detail(found, caller, mutation_id).timeline]
+
+
+@router.get("/{mutation_id}/evidence")
+def show_evidence(found: Found, caller: Viewer, mutation_id: Uuid, fields: Fields = None) -> EvidenceView:
+    """Show what is known about the outcome: calls, reconcile attempts, and acts with their evidence."""
+    private = private_fields(caller, fields)
+    mutation = _detail(found, caller, mutation_id).mutation
+    page = pages.audit_page(found.db, AuditFilter(mutation_id=mutation_id), limit=200)
+    acts = [AuditView.model_validate(each) for each in page.items]
+    if PrivateField.EVIDENCE not in private:
+        acts = [each.model_copy(update={"evidence": None}) for each in acts]
+    return EvidenceView(
+        attempts=mutation.attempts,
+        reconcile_attempts=mutation.reconcile_attempts,
+        error=mutation.error,
+        quiet_until=mutation.quiet_until,
+        idempotency_key=mutation.idempotency_key,
+        look_up=mutation.look_up,
+        acts=acts,
+    )
 
 
 @router.post("/{mutation_id}/resolve")
