@@ -2,7 +2,8 @@
 
 It starts Postgres, fills a database with 1,000,000 events, 200,000 runs with their mutations and 5,000 open questions,
 and calls each read several times over a pool of connections, after one call to warm up. It prints the median and the
-slowest call of each, and ends with 1 if a median is above 200 ms. ``--events``, ``--runs`` and ``--questions`` choose other sizes.
+slowest call of each, and ends with 1 if a median is above 200 ms. ``--events``, ``--runs`` and
+``--questions`` choose other sizes.
 """
 
 import argparse
@@ -34,7 +35,6 @@ from pipeline.admin import (
     runs,
     search,
     system,
-    throughput,
     trace,
     workflows,
 )
@@ -186,7 +186,6 @@ def reads(db: Database) -> Mapping[str, Callable[[], object]]:
         "topic graph": lambda: graph.topic_graph(db, WORKFLOW),
         "history of an hour": lambda: history.workflow_history(db, WORKFLOW),
         "history of two weeks": lambda: history.all_histories(db, timedelta(days=14)),
-        "top": lambda: throughput.snapshot(resolutions, PERIODS),
         "system": lambda: system.system_report(db, Settings(), PERIODS),
         "health": lambda: system.health(db, PERIODS),
     }
