@@ -316,6 +316,12 @@ function applyRows(region, fresh) {
       about.replaceChildren(...nextAbout.childNodes);
     }
   }
+  for (const group of $$(".group[id]", region)) { // its count grows although it lists the first ones only
+    const next = $$(".group[id]", fresh).find((each) => each.id === group.id);
+    if (next && next.innerHTML !== group.innerHTML && !group.contains(document.activeElement)) {
+      group.replaceChildren(...[...next.childNodes].map((node) => node.cloneNode(true)));
+    }
+  }
   const added = [...freshRows.keys()].filter((id) => !known.has(id)).length;
   live.pending = added ? fresh : null;
   const bar = $("#new-bar");
