@@ -22,7 +22,8 @@ PACKAGES = {
     "pipeline.connectors.gmail": "The connector for the Gmail API. [Reference](connectors-gmail.md).",
     "pipeline.testing": "The test kit. Guides: [workflows](../guides/test-your-workflow.md), "
     "[connectors](../guides/test-your-connector.md).",
-    "pipeline.api": "The HTTP API and the operator console as an ASGI app, with the extra `console`.",
+    "pipeline.api": "The HTTP API and the console as an ASGI app. "
+    "Guides: [access](../guides/access.md), [console](../guides/console.md).",
     "pipeline.ingest": "Redis streams. [Guide](../guides/ingest-a-stream.md).",
     "pipeline.consumer_engine": "Items of any source. [Guide](../guides/consume-items.md), [reference](engine.md).",
 }
