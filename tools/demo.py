@@ -2,7 +2,8 @@
 
 Starts Postgres and Redis, migrates, walks two runs by the verbs to show the tables, then runs the workflow in
 ``examples/receipts.py`` with a real worker and beat, kills a process of the worker on the way, and counts
-outside what happened outside. Ends by itself: 0 when every effect happened once and every invariant
+outside what happened outside. Three refunds of ``examples/refunds.py`` get no answer on purpose: they are questions in
+the inbox of the console, which runs too. Ends by itself: 0 when every effect happened once and every invariant
 holds, 1 otherwise. ``KEEP=1`` leaves the system up.
 """
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from pipeline.chaos.nodes import Disruption, NodeProcess, celery_command
 from pipeline.config import Settings
 from pipeline.domain.values import NewEvent
-from pipeline.embedded import servers
+from pipeline.embedded import development, servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, Statement
@@ -32,7 +33,9 @@ from tools import walkthrough
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW, TOPIC = "receipts", "orders.paid"
+QUESTIONS = 3
 TIME_LIMIT = 180.0
+_API = (sys.executable, "-c", "from pipeline.cli.main import main; main()", "api")
 #: Everything heals sooner than by default, so that a killed process costs the onlooker seconds and not a minute.
 FAST_SETTINGS = {
     "PIPELINE_LEASE": "15s",
@@ -43,7 +46,13 @@ FAST_SETTINGS = {
 
 _DONE = Statement[Any]("""
 SELECT count(*) FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
-WHERE e.workflow = :workflow AND e.message_id LIKE :prefix AND d.status = 'consumed'
+WHERE e.workflow = 'receipts' AND e.message_id LIKE :prefix AND d.status = 'consumed'
+""")
+
+
+_QUESTIONS = Statement[Any]("""
+SELECT count(*) FROM pipeline.mutations
+WHERE workflow = 'refunds' AND status = 'indeterminate' AND message_ids[1] LIKE :prefix
 """)
 
 
@@ -56,15 +65,23 @@ class Summary:
     effects: int
     duplicates: int
     killed: int
+    questions: int  #: left in the inbox on purpose
     example: str  #: the message id of one of the orders
 
     @property
     def is_successful(self) -> bool:
-        return self.committed == self.orders == self.effects and not self.duplicates
+        is_exact = self.committed == self.orders == self.effects and not self.duplicates
+        return is_exact and self.questions == QUESTIONS
 
 
 def run_system(
-    db: Database, urls: Servers, home: Path, report: Callable[[Summary], None], *, orders: int = 200
+    db: Database,
+    urls: Servers,
+    home: Path,
+    say: Callable[[str], None],
+    report: Callable[[Summary], None],
+    *,
+    orders: int = 200,
 ) -> Summary:
     """Publish orders, kill a process of the worker half-way, wait for the rest, count outside, and tell.
 
@@ -75,18 +92,25 @@ def run_system(
     with ExitStack() as stack:
         worker = stack.enter_context(_node("worker", urls, home, outbox, "--concurrency=2"))
         stack.enter_context(_node("beat", urls, home, outbox, "--schedule", str(home / "beat-schedule")))
+        console = stack.enter_context(_node("console", urls, home, outbox, "--port=0"))
         _wait(lambda: _is_registered(db), "the worker to start", worker)
+        _wait(lambda: "\n" in console.log.read_text(), "the console to start", console)
+        link = console.log.read_text().splitlines()[0]
+        say(f"The console, with a link that logs in once: {link}")
+        stack.enter_context(development.published_console(home, link.partition("/login")[0]))
         _publish(db, prefix, orders)
-        _wait(lambda: _committed_orders(db, prefix) >= orders // 10, "the first orders", worker)
+        _wait(lambda: _count(db, _DONE, prefix) >= orders // 10, "the first orders", worker)
         killed = int(worker.disrupt(Disruption.CHILD, fraction=0.5, freeze_for=0.0))
-        _wait(lambda: _committed_orders(db, prefix) >= orders, "every order", worker)
+        _wait(lambda: _count(db, _DONE, prefix) >= orders, "every order", worker)
+        _wait(lambda: _count(db, _QUESTIONS, prefix) >= QUESTIONS, "the unanswered refunds", worker)
         sent = _sent_mails(outbox, prefix)
         summary = Summary(
             orders=orders,
-            committed=_committed_orders(db, prefix),
+            committed=_count(db, _DONE, prefix),
             effects=len(sent),
             duplicates=sum(count > 1 for count in sent.values()),
             killed=killed,
+            questions=_count(db, _QUESTIONS, prefix),
             example=f"{prefix}0",
         )
         report(summary)
@@ -97,17 +121,20 @@ def run_system(
 
 @contextmanager
 def _node(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str) -> Iterator[NodeProcess]:
-    """``celery -A pipeline NAME`` until the block is left, its output in a file of the home."""
+    """Run ``celery -A pipeline NAME`` or the console until the block is left, its output in a file of the home."""
     environ = {
         **os.environ,
         **FAST_SETTINGS,
         "PIPELINE_DATABASE_URL": urls.database_url,
         "PIPELINE_BROKER_URL": urls.broker_url,
-        "PIPELINE_WORKFLOWS": "examples.receipts",
+        "PIPELINE_WORKFLOWS": "examples.receipts,examples.refunds",
         "PYTHONPATH": str(ROOT),
         "RECEIPTS_OUTBOX": str(outbox),
     }
-    node = NodeProcess(name, celery_command(name, *arguments), environ, home / f"demo-{name}.log")
+    log = home / f"demo-{name}.log"
+    log.unlink(missing_ok=True)
+    command = [*_API, *arguments] if name == "console" else celery_command(name, *arguments)
+    node = NodeProcess(name, command, environ, log)
     try:
         yield node
     finally:
@@ -115,12 +142,12 @@ def _node(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str) -
         node.wait_and_end()
 
 
-def _wait(condition: Callable[[], bool], what: str, worker: NodeProcess) -> None:
+def _wait(condition: Callable[[], bool], what: str, node: NodeProcess) -> None:
     deadline = time.monotonic() + TIME_LIMIT
     pause = Event()
     while not condition():
-        if worker.has_ended:
-            raise RuntimeError(f"the worker ended while waiting for {what}:\n{worker.log_tail()}")
+        if node.has_ended:
+            raise RuntimeError(f"the {node.name} ended while waiting for {what}:\n{node.log_tail()}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"waited {TIME_LIMIT:g} s in vain for {what}; see the logs in the home")
         pause.wait(0.1)
@@ -128,8 +155,8 @@ def _wait(condition: Callable[[], bool], what: str, worker: NodeProcess) -> None
 
 def _is_registered(db: Database) -> bool:
     with db.transaction() as tx:
-        query = Statement[Any]("SELECT true FROM pipeline.workflows WHERE name = :name")
-        return tx.first(query, name=WORKFLOW) is not None
+        query = Statement[Any]("SELECT true FROM pipeline.workflows WHERE name IN ('receipts', 'refunds')")
+        return len(tx.all(query)) == len(("receipts", "refunds"))
 
 
 def _publish(db: Database, prefix: str, orders: int) -> None:
@@ -138,13 +165,22 @@ def _publish(db: Database, prefix: str, orders: int) -> None:
         NewEvent(topic=TOPIC, message_id=f"{prefix}{n}", payload={"order": f"{prefix}{n}", "email": "you@example.org"})
         for n in range(orders)
     ]
+    unanswered = [
+        NewEvent(
+            topic="refunds.wanted",
+            message_id=f"{prefix}refund-{n}",
+            payload={"order": f"{prefix}{n}", "amount": f"{19 + n}.90", "is_answered": False},
+        )
+        for n in range(QUESTIONS)
+    ]
     with db.transaction() as tx:
         events.publish(tx, WORKFLOW, new)
+        events.publish(tx, "refunds", unanswered)
 
 
-def _committed_orders(db: Database, prefix: str) -> int:
+def _count(db: Database, query: Statement[Any], prefix: str) -> int:
     with db.transaction() as tx:
-        row = tx.first(_DONE, workflow=WORKFLOW, prefix=f"{prefix}%")
+        row = tx.first(query, prefix=f"{prefix}%")
     assert row is not None
     return int(row[0])
 
@@ -171,11 +207,12 @@ Try next, in this folder:
     pipeline runs --workflow receipts  its runs, newest first; with an id, everything about one
     pipeline trace {example}
                                        everything that order caused
-    pipeline attention                 what waits for a person, and what to type
+    pipeline attention                 what waits for a person, and what to type: three refunds
+    pipeline open                      the inbox of the console, while it runs
     pipeline top                       all of it, live
 """
 _RESTART_HINT = """\
-    RECEIPTS_OUTBOX=.pipeline/outbox pipeline dev examples.receipts
+    RECEIPTS_OUTBOX=.pipeline/outbox pipeline dev examples.receipts examples.refunds
                                        all of it again, in one terminal; the rest in another one
 """
 
@@ -191,7 +228,13 @@ def main() -> int:
         console.print(walked.table)
         once = set(walked.sent.values()) == {1}
         console.print("Now the same with a worker and beat, 200 orders, and a process killed on the way …")
-        summary = run_system(db, urls, home.resolve(), lambda found: _print_summary(console, db, found))
+        summary = run_system(
+            db,
+            urls,
+            home.resolve(),
+            lambda line: console.print(line, soft_wrap=True, markup=False),
+            lambda found: _print_summary(console, db, found),
+        )
         with db.transaction() as tx:
             broken = invariants.findings(tx)
         db.dispose()
@@ -204,6 +247,10 @@ def _print_summary(console: Console, db: Database, summary: Summary) -> None:
         broken = invariants.findings(tx)
     console.print(f"Orders committed: {summary.committed} of {summary.orders}; processes killed: {summary.killed}.")
     console.print(f"Effects counted outside: {summary.effects}, of which twice: {summary.duplicates}.")
+    console.print(
+        f"Questions left in the inbox on purpose: {summary.questions}, refunds that the bank never answered. "
+        "`pipeline attention` and the console list them."
+    )
     console.print(f"Invariants broken: {len(broken)}.")
     again = "" if os.environ.get("KEEP") else _RESTART_HINT
     console.print(_NEXT_COMMANDS.format(again=again, example=summary.example), soft_wrap=True)

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -198,7 +198,7 @@ def run(options: DevOptions, environ: Mapping[str, str], print_line: PrintLine) 
         }
         for line in _start_lines(options, ports):
             write_line("", line)
-        with _published_console(options.home, ports):
+        with published_console(options.home, ports.url(ports.console)) if ports.console else nullcontext():
             code = ProcessGroup(_programs(options, ports), given, Path.cwd(), write_line).run()
     _report_stop(options.home, environ, write_line)
     return code
@@ -215,14 +215,9 @@ class _Ports:
         return f"http://{LOCALHOST}:{port}"
 
 
-@contextmanager
-def _published_console(home: Path, ports: _Ports) -> Iterator[None]:
-    """Let other commands find the console's address as long as it runs."""
-    if ports.console is None:
-        yield
-        return
-    with locks.publish_locked(home.resolve() / _CONSOLE_FILE, ports.url(ports.console)):
-        yield
+def published_console(home: Path, url: str) -> locks.Lock:
+    """Let other commands find the console's address until the returned lock is closed."""
+    return locks.publish_locked(home.resolve() / _CONSOLE_FILE, url)
 
 
 def console_url(home: Path) -> str | None:

@@ -1,6 +1,7 @@
 """Run the ``pipeline`` command as a real process: its output and its exit code."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,10 +67,10 @@ def test_an_unreachable_database_is_reported_in_a_sentence_without_its_password(
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_setting_is_refused_with_its_name(database_url: str) -> None:
-    done = pipeline("doctor", database_url=database_url, PIPELINE_DATABSE="x")
-    assert done.returncode == 2
-    assert "PIPELINE_DATABSE" in done.stderr
+def test_a_misspelt_setting_is_refused_with_its_name(database_url: str) -> None:
+    done = pipeline("doctor", database_url=database_url, PIPELINE_DATABASE_ULR="x")
+    assert done.returncode == 78
+    assert "PIPELINE_DATABASE_ULR" in done.stderr
 
 
 @pytest.mark.timeout(300)
@@ -87,6 +88,8 @@ def test_the_demo_kills_a_process_and_ends_by_itself_with_a_true_summary(tmp_pat
     assert "Orders committed: 200 of 200; processes killed: 1." in done.stdout
     assert "Effects counted outside: 200, of which twice: 0." in done.stdout
     assert "Invariants broken: 0." in done.stdout
+    assert re.search(r"The console, .*: http://127\.0\.0\.1:\d+/login\?link=\S+", done.stdout)
+    assert "Questions left in the inbox on purpose: 3," in done.stdout
     assert "pipeline trace demo-" in done.stdout
 
 
