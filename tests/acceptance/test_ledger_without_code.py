@@ -73,7 +73,8 @@ def test_a_shell_without_code_shows_four_unknown_charges_apart_approves_and_reso
 
     (approval,) = [item["mutation_id"] for item in items if item["kind"] == "approval"]
     assert json.loads(typed("mutations", approval, "--json"))["mutation"]["four_eyes_value"] == "5000"
-    assert "Refund 5000 cents of r1" in typed("approve", approval, "-m", "within budget")
+    assert "proposed" in typed("approve", approval, "-m", "within budget", "--by", "ada"), "its value needs two people"
+    assert "Refund 5000 cents of r1" in typed("approve", approval, "-m", "within budget", "--by", "bob")
     sent = f"SELECT FROM pipeline.mutations WHERE id = '{approval}' AND status = 'applied'"
     wait_for(lambda: len(nodes.ask(sent)) == 1, within=30, why="the refund is sent")
 

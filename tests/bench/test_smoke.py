@@ -16,7 +16,7 @@ from pipeline.bench.workflow import DONE
 #: Per run, at 20 orders a second: nearly every run is a cohort of its own.
 LIGHT_LIMITS = {"statements": 15.0, "commits": 10.5, "plans": 2.0}
 #: Per run of a backlog: runs travel in cohorts of 200.
-BACKLOG_LIMITS = {"statements": 0.2, "commits": 0.18, "plans": 0.2}
+BACKLOG_LIMITS = {"statements": 0.3, "commits": 0.25, "plans": 0.2}  # sweeps count too, more of them on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from pipeline.domain.errors import (
     QuietPeriodError,
     ReservationError,
     SchemaVersionError,
+    SecondApprovalError,
     StaleWriteError,
     StateChangedError,
     TransientError,
@@ -51,6 +52,10 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (
         StaleWriteError("run", ONE, verb="commit", expected="fence 1", found="fence 2, emitting"),
         [f"commit of run {ONE}", "held as fence 1", "now fence 2, emitting", "drop this work"],
+    ),
+    (
+        SecondApprovalError(ONE, act="happened", value=9000),
+        [f"Mutation {ONE} has the value 9000", "happened needs two people", "another gives the same answer"],
     ),
     (
         StateChangedError(ONE, verb="resolve", changes=["attempts was 1, is 2", "error changed, is none"]),

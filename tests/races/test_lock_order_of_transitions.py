@@ -470,6 +470,14 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
 
 #: Public functions of ``transitions`` that lock no row of the order.
 LOCKLESS = {
+    "access.create_link",
+    "access.create_token",
+    "access.end_login",
+    "access.open_link",
+    "access.open_login",
+    "access.revoke_token",
+    "access.touch_login",
+    "access.touch_token",
     "api_requests.begin",
     "api_requests.forget",
     "api_requests.save_answer",
@@ -499,7 +507,8 @@ LOCKLESS = {
     "registration.is_replaced",
     "late_effects.replacement_effect",
     "mutations.illegal_transition",
-    "reconciliation.record_time_to_resolution",
+    "mutation_log.log_mutation",
+    "mutation_log.record_time_to_resolution",
     "renames.plan",
     "renames.stored_workflow",
     "renames.waiting_events",

@@ -313,6 +313,26 @@ CASES = (
     doubled("access_tokens_secret_hash_once", logged_in, "access_tokens", id="gen_random_uuid()"),
     doubled("logins_pk", logged_in, "logins", secret_hash="'b'"),
     doubled("logins_secret_hash_once", logged_in, "logins", id="gen_random_uuid()"),
+    # what workers record
+    Case(
+        refused_by="operations_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.operations (connector, operation, is_mutation, redact, shown, shows, look_up, keyed, "
+        "can_reconcile, can_fetch, timeout, settle, value) SELECT 'pay', 'charge', true, '{}', '{}', '', '', false, "
+        "false, false, '1s', '1s', '' FROM generate_series(1, 2)",
+    ),
+    Case(
+        refused_by="workers_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.workers (name, host, pid, pool, concurrency, queues, workflows, code_version, "
+        "package_version) SELECT 'w@h:1', 'h', 1, 'prefork', 2, '{}', '{}', '', '' FROM generate_series(1, 2)",
+    ),
+    Case(
+        refused_by="samples_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.samples (workflow, span, published, committed, stopped, mutated, uncertain, backlog, "
+        "unresolved) SELECT 'shop', '1m', 0, 0, 0, 0, 0, 0, 0 FROM generate_series(1, 2)",
+    ),
     # former names
     Case(
         refused_by="renames_kind_known",
