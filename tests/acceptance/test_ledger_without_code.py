@@ -40,7 +40,7 @@ def typed(nodes: Installation) -> Typed:
     return run
 
 
-def test_a_shell_without_code_shows_four_unknown_charges_apart_approves_and_resolves(
+def test_a_shell_without_code_shows_four_unknown_charges_apart_approves_and_resolves(  # noqa: PLR0915 - one story
     nodes: Installation, typed: Typed
 ) -> None:
     worker = nodes.worker("--pool=solo", PIPELINE_WORKFLOWS="tests.support.secret_charges_workflow", **RARE)
@@ -76,7 +76,7 @@ def test_a_shell_without_code_shows_four_unknown_charges_apart_approves_and_reso
     assert "proposed" in typed("approve", approval, "-m", "within budget", "--by", "ada"), "its value needs two people"
     assert "Refund 5000 cents of r1" in typed("approve", approval, "-m", "within budget", "--by", "bob")
     sent = f"SELECT FROM pipeline.mutations WHERE id = '{approval}' AND status = 'applied'"
-    wait_for(lambda: len(nodes.ask(sent)) == 1, within=30, why="the refund is sent")
+    wait_for(lambda: len(nodes.ask(sent)) == 1, within=60, why="the refund is sent")
 
     typed("resolve", "happened", first, "--no-result", "-m", "the dashboard shows it")
     assert "3 resolutions" in typed("resolve", "skip", "--incident", incident, "-m", "outage"), "a preview"

@@ -317,9 +317,9 @@ CASES = (
     Case(
         refused_by="operations_pk",
         given=fresh,
-        write="INSERT INTO pipeline.operations (connector, operation, is_mutation, redact, shown, shows, look_up, keyed, "
-        "can_reconcile, can_fetch, timeout, settle, value) SELECT 'pay', 'charge', true, '{}', '{}', '', '', false, "
-        "false, false, '1s', '1s', '' FROM generate_series(1, 2)",
+        write="INSERT INTO pipeline.operations (connector, operation, is_mutation, redact, shown, shows, look_up, "
+        "keyed, can_reconcile, can_fetch, timeout, settle, value) SELECT 'pay', 'charge', true, '{}', '{}', '', '', "
+        "false, false, false, '1s', '1s', '' FROM generate_series(1, 2)",
     ),
     Case(
         refused_by="workers_pk",
@@ -330,8 +330,8 @@ CASES = (
     Case(
         refused_by="samples_pk",
         given=fresh,
-        write="INSERT INTO pipeline.samples (workflow, span, published, committed, stopped, mutated, uncertain, backlog, "
-        "unresolved) SELECT 'shop', '1m', 0, 0, 0, 0, 0, 0, 0 FROM generate_series(1, 2)",
+        write="INSERT INTO pipeline.samples (workflow, span, published, committed, stopped, mutated, uncertain, "
+        "backlog, unresolved) SELECT 'shop', '1m', 0, 0, 0, 0, 0, 0, 0 FROM generate_series(1, 2)",
     ),
     # former names
     Case(
