@@ -56,7 +56,7 @@ def test_a_worker_without_further_options_consumes_every_queue(environ: dict[str
         worker = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
     try:
         consumed = wait_for(lambda: consumed_queues(environ), within=90)
-        assert consumed == QUEUES | {"pipeline.reconcile.receipts.1"}
+        assert consumed == QUEUES | {"pipeline.publish", "pipeline.reconcile.receipts.1"}
     finally:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(timeout=60) == 0, (tmp_path / "worker.log").read_text()

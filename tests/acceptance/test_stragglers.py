@@ -88,7 +88,7 @@ def test_a_recycled_child_records_its_calls_before_it_ends(nodes: Installation, 
 
 def test_a_worker_frozen_past_its_lease_with_stragglers_neither_writes_nor_repeats(nodes: Installation) -> None:
     zombie = with_stragglers(nodes, gate="before", SHOP_TIMEOUT="2")
-    zombie.freeze()
+    nodes.freeze_between_transactions(zombie)
     nodes.worker()
     wait_for(lambda: not nodes.ask("SELECT FROM pipeline.mutations WHERE status = 'in_flight'"), within=60)
     zombie.thaw()

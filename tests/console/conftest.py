@@ -28,9 +28,9 @@ AXE = Path(__file__).parent / "axe" / "axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's chromium, driven by playwright."""
+    """Debian's chromium, driven by playwright. It ends with its module: its event loop runs in this thread."""
     program = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if program is None:
         reason = f"no browser was found, expected one of: {', '.join(_NAMES)}; `make browser` installs it as root"

@@ -8,6 +8,7 @@ import pytest
 from pipeline.domain.access import LoginSource, Role
 from pipeline.domain.bulk import BulkAct
 from pipeline.domain.renames import NameKind
+from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
@@ -39,6 +40,7 @@ ENUMS: dict[str, type[StrEnum]] = {
     "mutations_resolved_by_known": Resolver,
     "blocks_kind_known": BlockKind,
     "bulk_previews_act_known": BulkAct,
+    "proposals_act_known": ProposedAct,
     "access_tokens_role_known": Role,
     "logins_role_known": Role,
     "logins_source_known": LoginSource,

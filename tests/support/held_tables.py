@@ -96,18 +96,29 @@ def _held_rows(prober: Connection, table: str) -> int:
     return number
 
 
+def _is_held_by(prober: Connection, table: str, pid: int) -> bool:
+    """Whether the transaction of a connection holds a row that was there before: its id is in the row."""
+    own = (
+        "SELECT transactionid FROM pg_locks WHERE pid = :pid AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"
+    )
+    found = prober.execute(text(f"SELECT 1 FROM pipeline.{table} WHERE xmax IN ({own}) LIMIT 1"), {"pid": pid}).first()
+    prober.rollback()
+    return found is not None
+
+
 @contextmanager
 def recorded_tables(db: Database) -> Iterator[list[list[str]]]:
-    """For each transaction, the tables of which it holds rows, in the order in which it got the first of each."""
+    """For each transaction, the tables of which it holds rows, in the order in which it got the first of each.
+
+    A call that outlives its task is recorded in a thread of its own, so rows that another transaction holds do not count.
+    """
     with db.engine.connect() as prober:
-        turn = Lock()  # a call that outlives its task is recorded in a thread of its own
+        turn = Lock()
 
-        def note(_: Any, __: str, tables: list[str]) -> None:
+        def note(connection: Any, _: str, tables: list[str]) -> None:
             with turn:
-                note_held(tables)
-
-        def note_held(tables: list[str]) -> None:
-            tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
+                pid = connection._connection.info.backend_pid
+                tables += [table for table in LOCK_ORDER if table not in tables and _is_held_by(prober, table, pid)]
 
         with recorded_transactions(db, "after", note) as transactions:
             yield transactions

@@ -210,6 +210,21 @@ class Installation:
         with self.db.transaction() as tx:
             return tx.all(Statement[Any](statement), **params)
 
+    def freeze_between_transactions(self, node: Node) -> None:
+        """Freeze a node that holds no lock: another worker could not start beside one that does."""
+        open_ = """SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+          AND backend_type = 'client backend' AND xact_start IS NOT NULL"""
+
+        def is_frozen() -> bool:
+            node.freeze()
+            for _ in range(20):
+                if not self.ask(open_):
+                    return True
+            node.thaw()
+            return False
+
+        wait_for(is_frozen, within=60, why=f"{node.name} frozen between two transactions")
+
     def runs(self) -> Sequence[Any]:
         with self.db.transaction() as tx:
             return tx.all(_RUNS, workflow=self.workflow)

@@ -142,12 +142,12 @@ def test_an_endpoint_answers_while_its_database_is_down(installation: Installati
 
 
 def test_a_worker_works_although_its_port_is_taken(installation: Installation) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port), **PATIENT)
         publish(installation, 1)
         wait_until_done(installation)
-        warning = f"metrics cannot be served on port {port} of 0.0.0.0: another process has it"
+        warning = f"metrics cannot be served on port {port} of 127.0.0.1: another process has it"
         wait_for(lambda: warning in node.log.read_text())
 
 
