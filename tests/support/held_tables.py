@@ -110,7 +110,7 @@ def _is_held_by(prober: Connection, table: str, pid: int) -> bool:
 def recorded_tables(db: Database) -> Iterator[list[list[str]]]:
     """For each transaction, the tables of which it holds rows, in the order in which it got the first of each.
 
-    A call that outlives its task is recorded in a thread of its own, so rows that another transaction holds do not count.
+    A call that outlives its task is recorded in its own thread, so rows that another transaction holds do not count.
     """
     with db.engine.connect() as prober:
         turn = Lock()

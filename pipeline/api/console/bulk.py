@@ -21,7 +21,7 @@ from pipeline.api.access import Caller, Operator
 from pipeline.api.console.inbox_list import BULK_ACTS
 from pipeline.api.console.page import Fields, field, page, redirect, refusal
 from pipeline.api.console.result_form import parsed_json
-from pipeline.api.console.waiting import forget_waiting, waiting_items
+from pipeline.api.console.waiting import waiting_items
 from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message
 from pipeline.domain.bulk import BulkAct
@@ -106,7 +106,6 @@ def commit(request: Request, preview_id: UUID, form: Fields, caller: Operator) -
         status, message = refusal(error)
         reason = field(form, "reason")
         return _preview_page(request, caller, preview_id, status=status, messages=(message,), reason=reason)
-    forget_waiting(found)
     return redirect(request, f"/bulk/{preview_id}", done="committed")
 
 

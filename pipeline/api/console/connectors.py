@@ -8,7 +8,6 @@ from pipeline.admin.operations import grade_of, registered_operations
 from pipeline.api.access import Admin, Caller, Operator, Viewer
 from pipeline.api.console.page import Fields, field, own_path, page, redirect, refusal
 from pipeline.api.console.question import GRADES
-from pipeline.api.console.waiting import forget_waiting
 from pipeline.api.context import services
 from pipeline.api.rendering import Message
 from pipeline.domain.errors import InvalidInputError, PipelineError
@@ -36,7 +35,6 @@ def switch_breaker(request: Request, form: Fields, caller: Operator) -> Response
     except PipelineError as error:
         status, message = refusal(error)
         return _page(request, caller, status=status, messages=(message,))
-    forget_waiting(found)
     return redirect(request, "/connectors", done=action)
 
 

@@ -17,7 +17,7 @@ from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import inbox_list, question
 from pipeline.api.console.page import Fields, database_now, field, page, redirect, refusal
 from pipeline.api.console.result_form import result_question
-from pipeline.api.console.waiting import forget_waiting, waiting_items
+from pipeline.api.console.waiting import waiting_items
 from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message, render
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
@@ -60,7 +60,7 @@ def resolve(request: Request, text: str, form: Fields, caller: Operator) -> Resp
         )
     except PipelineError as error:
         return _refused(request, caller, text, form, error)
-    return _done(request, found, shown, "proposed" if proposed else str(kind))
+    return _done(request, shown, "proposed" if proposed else str(kind))
 
 
 @router.post("/m/{text}/fetch")
@@ -94,7 +94,7 @@ def approve(request: Request, text: str, form: Fields, caller: Operator) -> Resp
             raise InvalidInputError(f"{decision!r} is no decision; expected approve or reject.")
     except PipelineError as error:
         return _refused(request, caller, text, form, error)
-    return _done(request, found, shown, decision)
+    return _done(request, shown, decision)
 
 
 @router.post("/m/{text}/acknowledge")
@@ -106,7 +106,7 @@ def acknowledge(request: Request, text: str, form: Fields, caller: Operator) -> 
         found.resolutions.acknowledge(shown.id, caller.actor(field(form, "reason")), state=field(form, "state"))
     except PipelineError as error:
         return _refused(request, caller, text, form, error)
-    return _done(request, found, shown, "acknowledge")
+    return _done(request, shown, "acknowledge")
 
 
 @router.post("/m/{text}/notes")
@@ -185,8 +185,7 @@ def _refused(request: Request, caller: Caller, text: str, form: FormData, error:
     return _page(request, caller, text, status=status, messages=(message,), typed=typed)
 
 
-def _done(request: Request, found: Services, shown: MutationSummary, act: str) -> Response:
-    forget_waiting(found)
+def _done(request: Request, shown: MutationSummary, act: str) -> Response:
     return redirect(request, f"/m/{shown.id}", done=act)
 
 

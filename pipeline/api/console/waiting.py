@@ -1,4 +1,4 @@
-"""Read what waits for an operator, at most once per second and process, and show each caller the own part."""
+"""Read what waits for an operator, once for requests that come together, and show each caller the own part."""
 
 import threading
 import time
@@ -16,7 +16,6 @@ from pipeline.api.access import Caller
 from pipeline.api.context import Services
 
 MAX_OF_KIND = 200  #: items of one kind that a page lists
-_MAX_AGE = 1.0
 _DEAD_LETTERS = "pipeline.dead_letters"
 
 
@@ -46,19 +45,18 @@ _lock = threading.Lock()
 
 def waiting_items(services: Services, caller: Caller) -> WaitingItems:
     """Return what waits in the scope of a caller."""
-    return _scoped(_recent_read(services), caller)
+    return _scoped(_shared_read(services), caller)
 
 
-def forget_waiting(services: Services) -> None:
-    """Read again at the next call, because an act has changed what waits."""
-    with _lock:
-        _reads.pop(services, None)
+def _shared_read(services: Services) -> WaitingItems:
+    """Return a read that began after this call: of calls that wait for one, the next read serves all.
 
-
-def _recent_read(services: Services) -> WaitingItems:
+    An older read would miss the change because of which a page asks again.
+    """
+    called_at = time.monotonic()
     with _lock:
         known = _reads.get(services)
-        if known is None or time.monotonic() - known.at > _MAX_AGE:
+        if known is None or known.at < called_at:
             known = _reads[services] = _Read(at=time.monotonic(), found=_read(services))
         return known.found
 

@@ -17,7 +17,6 @@ from pipeline.api import formats
 from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import svg
 from pipeline.api.console.page import Fields, field, own_path, page, query_path, quoted, redirect, refusal
-from pipeline.api.console.waiting import forget_waiting
 from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message, url
 from pipeline.domain.errors import NotFoundError, PipelineError
@@ -125,7 +124,6 @@ def switch(request: Request, name: str, act: str, form: Fields, caller: Operator
     except PipelineError as error:
         status, message = refusal(error)
         return _page(request, caller, name, status=status, messages=(message,))
-    forget_waiting(found)
     return redirect(request, own_path(field(form, "back"), f"/w/{quoted(name)}"), done=act)
 
 

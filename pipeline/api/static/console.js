@@ -3,6 +3,7 @@
 
 const STREAM_FAILURES = 2; // then it polls
 const POLL_EVERY = 10_000;
+const CHECK_EVERY = 20_000; // while a stream is open
 const STREAM_AGAIN = 60_000;
 const TICK = 1_000;
 const WATCH_EVERY = 10_000;
@@ -246,8 +247,10 @@ function startLive() {
   }
   const source = new EventSource(document.body.dataset.stream);
   live.source = source;
-  source.onopen = () => { live.failures = 0; showState("live"); };
-  for (const kind of ["message", "attention", "workflow", "mutation", "reset"]) source.addEventListener(kind, refresh);
+  // what changed between the answer with this page and the beginning of the stream is in neither
+  source.onopen = () => { live.failures = 0; showState("live"); refresh(); };
+  for (const kind of ["message", "attention", "workflow", "mutation", "mark", "reset"]) source.addEventListener(kind, refresh);
+  live.timer = setInterval(refresh, CHECK_EVERY); // a proxy may swallow events of a stream that stays open
   source.onerror = () => {
     live.failures += 1;
     if (live.failures >= STREAM_FAILURES || source.readyState === EventSource.CLOSED) startLive();
