@@ -56,6 +56,7 @@ def test_a_caller_sees_only_the_workflows_in_scope(client_of: ClientOf, db: Data
         answer = scoped.get(f"/v1/{path}")
         assert answer.status_code == 404 or answer.json().get("hits") == [], path
     assert scoped.post("/v1/workflows/billing/pause", json={}).status_code == 404
+    assert scoped.get("/v1/doctor").status_code == 403, "it checks every workflow, and must not say that all is well"
     for path in ("runs", "events", "sessions", "mutations", "attention", "incidents", "audit"):
         assert scoped.get(f"/v1/{path}").json()["items"] == [], path
     assert one(db, "SELECT desired FROM pipeline.workflows WHERE name = 'billing'").desired == "active"

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from pipeline.admin import doctor, lookup, pages, saved_views, search, system
 from pipeline.admin.audit import AuditFilter
 from pipeline.api.access import Viewer
+from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     AuditView,
     DoctorView,
@@ -88,7 +89,13 @@ def show_system(found: Found, _: Viewer) -> SystemView:
 @router.get("/doctor")
 def run_doctor(found: Found, caller: Viewer) -> DoctorView:
     """Check the rules that the tables must keep. Repairs nothing."""
-    findings = doctor.findings(found.db) if caller.workflows is None else []
+    if caller.workflows is not None:
+        raise ProblemError(
+            "forbidden",
+            f"{caller.name} sees some workflows, and the doctor checks the tables of all; expected a caller without a "
+            "limit of workflows.",
+        )
+    findings = doctor.findings(found.db)
     return DoctorView(is_healthy=not findings, findings=[FindingView.model_validate(each) for each in findings])
 
 
