@@ -26,12 +26,13 @@ NOT_ENGINE := --ignore=tests/consumer_engine
 # The cost per item is compared with a bare loop: that test runs alone.
 OVERHEAD := tests/consumer_engine/test_overhead.py
 ENGINE := -n 6 --randomly-seed=$(SEED) --ignore=$(OVERHEAD) tests/consumer_engine
+STATIC := type audit lowest-venv fmt-check lint contracts
 # Hundreds of Python processes start during the tests: without kept bytecode each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
-PATHS := pipeline tests migrations examples tools celeryconfig.py
+PATHS := pipeline celery_durable_effects tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup audit check test test-fast test-lowest test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo lock clean
+.PHONY: help setup audit fuzz check test test-fast test-lowest lowest-venv test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,10 +50,15 @@ $(READY): requirements.lock pyproject.toml
 	fi; \
 	echo "setting up $(VENV) with $$($$python --version)" && $$python -m venv $(VENV)
 	@$(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync -q --require-hashes requirements.lock  # removes what the lock does not name
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-check: fmt-check lint type contracts audit coverage test-lowest ## everything that CI checks
+# Each of STATIC uses one core at most, or waits for the network. Some of the tests measure: they run alone.
+check: setup ## everything that CI checks
+	@$(MAKE) --no-print-directory -j 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) $(STATIC)
+	@$(MAKE) --no-print-directory coverage
+	@$(MAKE) --no-print-directory test-lowest
 
 # The tests of the console need a browser. Where it cannot be installed they say so, and fail only in CI.
 browser: ## install Debian's chromium for the tests of the console, where this machine allows it
@@ -69,14 +75,19 @@ test: setup browser ## all tests; starts the Postgres and the Redis of the locke
 test-fast: setup ## the tests that need no server
 	$(PY) -m pytest -n 2 --randomly-seed=$(SEED) -m "not server" $(FAST_TESTS)
 
+fuzz: setup ## try the parsers of outside bytes with a million examples each; end it when you like
+	$(PY) -m pytest -n $(JOBS) -o timeout=0 --hypothesis-profile=fuzz tests/test_fuzz.py
+
 test-servers: setup ## the tests of the servers on chosen ones: REDIS_BIN=/path/to/redis-server POSTGRES_BIN=/path/to/bin
 	PIPELINE_REDIS_BIN='$(REDIS_BIN)' PIPELINE_POSTGRES_BIN='$(POSTGRES_BIN)' $(PY) -m pytest $(PYTEST_OPTIONS) $(SERVER_TESTS)
 
-test-lowest: setup ## a part of the tests with the lowest versions that pyproject.toml declares
+test-lowest: lowest-venv ## a part of the tests with the lowest versions that pyproject.toml declares
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) -p no:cacheprovider $(LOWEST_TESTS)
+
+lowest-venv: setup
 	@test -x $(LOWEST)/bin/python || $(BIN)/uv venv -q --python $(PY) $(LOWEST)
 	@VIRTUAL_ENV=$(LOWEST) $(BIN)/uv pip sync -q --require-hashes requirements-lowest.lock
 	@VIRTUAL_ENV=$(LOWEST) $(BIN)/uv pip install -q --no-deps -e .
-	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) -p no:cacheprovider $(LOWEST_TESTS)
 
 coverage: setup browser
 	$(BIN)/coverage erase
@@ -115,7 +126,7 @@ demo: setup ## run a whole system with a workload and print a summary
 	$(PY) -m tools.demo
 
 RESOLVE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
-COMPILE := $(RESOLVE) pyproject.toml --extra http --extra otel --extra console --extra oidc
+COMPILE := $(RESOLVE) pyproject.toml --extra http --extra otel --extra console --extra oidc --extra codec
 
 lock: setup ## resolve the dependencies again: all of them, those of the image, and what builds it
 	$(COMPILE) --extra servers --group dev -o requirements.lock

@@ -8,7 +8,8 @@ from pipeline.store.schema import SCHEMA, metadata
 
 def run(connection: Connection) -> None:
     """Migrate over the connection that ``pipeline.store.migrate`` opened and holds the lock of."""
-    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+    if not connection.scalar(text(f"SELECT to_regnamespace('{SCHEMA}') IS NOT NULL")):  # its owner may create no other
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
     context.configure(connection=connection, target_metadata=metadata, version_table_schema=SCHEMA)
     with context.begin_transaction():
         context.run_migrations()

@@ -32,16 +32,19 @@ if TYPE_CHECKING:
         mutation,
         read,
     )
+    from pipeline.domain.codec import Codec
     from pipeline.domain.errors import (
         AuthError,
         EventError,
         HandlerError,
         InvalidInputError,
         LogicError,
+        MissingKeyError,
         NotFoundError,
         PayloadError,
         PhaseViolationError,
         PipelineError,
+        TamperedError,
         TransientError,
     )
     from pipeline.domain.policies import (
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
         Retention,
         WakePolicy,
     )
+    from pipeline.store.codecs import AesGcm
     from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
     from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
     from pipeline.workflows.handler_types import Event, MutationResult, Prepared, PrepareResult
@@ -64,13 +68,15 @@ else:
             "pipeline.connectors": (
                 "Applied Call Connector ErrorMeaning ErrorReading Grade NotFound Retry Verdict mutation read"
             ),
+            "pipeline.domain.codec": "Codec",
             "pipeline.domain.errors": (
-                "AuthError EventError HandlerError InvalidInputError LogicError NotFoundError PayloadError "
-                "PhaseViolationError PipelineError TransientError"
+                "AuthError EventError HandlerError InvalidInputError LogicError MissingKeyError NotFoundError "
+                "PayloadError PhaseViolationError PipelineError TamperedError TransientError"
             ),
             "pipeline.domain.policies": (
                 "Backoff BreakerPolicy FailurePolicy MutationRetryPolicy ReconcilePolicy Retention WakePolicy"
             ),
+            "pipeline.store.codecs": "AesGcm",
             "pipeline.workflows.authoring": "DeclarationError Topic Workflow",
             "pipeline.workflows.contexts": "MutateContext NextContext PrepareContext ProducerContext",
             "pipeline.workflows.handler_types": "Event MutationResult PrepareResult Prepared",
@@ -78,12 +84,14 @@ else:
     )
 
 __all__ = [
+    "AesGcm",
     "Applied",
     "AuthError",
     "Backoff",
     "BreakerPolicy",
     "BrokerClient",
     "Call",
+    "Codec",
     "Connector",
     "DatabaseClient",
     "DeclarationError",
@@ -97,6 +105,7 @@ __all__ = [
     "HandlerError",
     "InvalidInputError",
     "LogicError",
+    "MissingKeyError",
     "MutateContext",
     "MutationResult",
     "MutationRetryPolicy",
@@ -115,6 +124,7 @@ __all__ = [
     "RefusedError",
     "Retention",
     "Retry",
+    "TamperedError",
     "Topic",
     "TransientError",
     "UnavailableError",

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
@@ -21,7 +22,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 log = logging.getLogger(__name__)
 
+DISTRIBUTION = "celery-durable-effects"  #: what pip installs; the package and the command are called pipeline
 PREFIX = "PIPELINE_"
+APP_VARIABLE = f"{PREFIX}APP"
+QUEUE_PREFIX = "pipeline"
+MAX_QUEUE_PREFIX = 60  #: characters
 #: time between the soft time limit of a task and the end of its process
 TIME_LIMIT_GRACE = timedelta(seconds=15)
 DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
@@ -57,6 +62,11 @@ _EXPECTED = {  #: what a field expects, by pydantic's type of error
     "model_type": "a table",
     "string_type": "text",
 }
+
+
+def package_version() -> str:
+    """Return the version that is installed."""
+    return metadata.version(DISTRIBUTION)
 
 
 class SettingsError(ValueError):
@@ -203,6 +213,20 @@ def _names(value: object) -> object:
     return value
 
 
+def _app(value: str) -> str:
+    if value and not re.fullmatch(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?", value):
+        raise ValueError("expected a Celery app as `celery -A` names it, such as shop.celery:app")
+    return value
+
+
+def _queue_prefix(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", value) or len(value) > MAX_QUEUE_PREFIX:
+        raise ValueError(
+            f"expected letters, digits, _ and - in parts separated by dots, at most {MAX_QUEUE_PREFIX} characters"
+        )
+    return value
+
+
 def _importable(names: tuple[str, ...]) -> tuple[str, ...]:
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError("expected importable modules separated by commas, such as shop.billing,shop.mail")
@@ -238,6 +262,15 @@ class Settings(BaseSettings):
     )
     broker_primary: str = Field(
         default="", description="name of the primary Redis at Redis Sentinel; only with sentinel://"
+    )
+    app: Annotated[str, AfterValidator(_app)] = Field(
+        default="",
+        description="the Celery app that Pipeline is installed in, as `celery -A` names it; commands use it; "
+        "unset: our own app",
+    )
+    queue_prefix: Annotated[str, AfterValidator(_queue_prefix)] = Field(
+        default=QUEUE_PREFIX,
+        description="first part of the names of our queues; another one lets several installations share a broker",
     )
     workflows: Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
@@ -312,9 +345,16 @@ class Settings(BaseSettings):
     max_prepare_result_bytes: PositiveInt = Field(
         default=1024 * 1024, description="largest result of a prepare phase, as JSON"
     )
+    codec_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="keys of encrypted workflows as `id:base64`, the newest first, separated by commas",
+    )
+    codec_keys_file: Path | None = Field(
+        default=None, description="a file with these keys, one on a line, in place of the keys themselves"
+    )
     liveness_file: Path | None = Field(
         default=None,
-        description="a file that a worker, beat or ingest touches every few seconds, for probes; one per process",
+        description="a file that workers, beat, ingest and consume touch every few seconds; one per process",
     )
     otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = Field(
         default="",
@@ -408,12 +448,16 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @classmethod
-    def load(cls, environ: Mapping[str, str]) -> Self:
-        """Read the settings, or raise an error with every problem. An empty variable counts as unset."""
+    def load(cls, environ: Mapping[str, str], defaults: Mapping[str, Any] | None = None) -> Self:
+        """Read the settings, or raise an error with every problem. An empty variable counts as unset.
+
+        ``defaults`` replace those of the fields.
+        """
         fields = {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
         problems = _misspelt_settings([name for name in given if name not in fields], cls.model_fields)
-        values: dict[str, Any] = {fields[name]: value for name, value in given.items() if name in fields}
+        values: dict[str, Any] = dict(defaults or {})
+        values |= {fields[name]: value for name, value in given.items() if name in fields}
         settings = None
         try:
             settings = cls(**values)
@@ -453,6 +497,11 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             frozenset({"broker_url", "broker_primary"}),
             f"{_variable('broker_primary')}: expected a name if and only if {_variable('broker_url')} is sentinel://…, "
             f"got {settings.broker_primary!r}",
+        )
+    if settings.codec_keys.get_secret_value() and settings.codec_keys_file:
+        yield (
+            frozenset({"codec_keys", "codec_keys_file"}),
+            f"{_variable('codec_keys')}: expected either the keys or {_variable('codec_keys_file')}, got both",
         )
     yield from _notify_contradictions(settings)
     for name in ("prepare_time_limit", "next_time_limit"):

@@ -1,4 +1,4 @@
-"""Show text from outside: hidden characters escaped, on one line, at a bounded length."""
+"""Show text from outside: hidden characters escaped, on one line, at a bounded length. Parse ids in it."""
 
 import unicodedata
 
@@ -25,6 +25,14 @@ def single_line(text: object, limit: int = 200) -> str:
     """Return at most ``limit`` characters of the text; line breaks and hidden characters become one space."""
     whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     return " ".join("".join(" " if _is_hidden(char) else char for char in whole).split())[:limit]
+
+
+def parse_id(text: str) -> int | None:
+    """Return the number that a text of decimal digits is; None if it is not one that Postgres takes as an id.
+
+    Python refuses to convert more than 4,300 digits, with an error of its own.
+    """
+    return number if text.isdecimal() and len(text) < 100 and (number := int(text)) < 2**63 else None
 
 
 def _is_hidden(char: str) -> bool:

@@ -20,11 +20,18 @@ PATIENT = timedelta(minutes=1)
 
 #: One example that is slow on a busy machine says nothing about the code.
 hypothesis.settings.register_profile("patient", deadline=None)
+#: For hours: `make fuzz`. Whatever it finds is kept in .hypothesis and tried first in the next run.
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1_000_000)
 hypothesis.settings.load_profile("patient")
 
-#: Coverage measures the test processes alone: tracing would slow the programs that they start.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+def _stop_measuring_children() -> None:
+    """Measure the test processes alone: tracing would slow the programs that they start."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
+_stop_measuring_children()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

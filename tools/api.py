@@ -15,11 +15,13 @@ _RECEIVED = {"Attempt", "MutateContext", "NextContext", "PrepareContext", "Produ
 PACKAGES = {
     "pipeline": "For authors of workflows and connectors, and for services that publish.",
     "pipeline.client": "For services that publish events. [Guide](../guides/publish-events.md).",
+    "pipeline.celery": "For teams with a Celery app of their own. [Guide](../guides/from-celery.md).",
     "pipeline.connectors": "The connector SDK. [Guide](../guides/write-a-connector.md).",
     "pipeline.connectors.http": "The connector for HTTP APIs. [Reference](connectors-http.md).",
     "pipeline.connectors.sql": "The connector for SQL databases. [Reference](connectors-sql.md).",
     "pipeline.connectors.email": "The connector for SMTP and IMAP. [Reference](connectors-email.md).",
     "pipeline.connectors.gmail": "The connector for the Gmail API. [Reference](connectors-gmail.md).",
+    "pipeline.connectors.celery": "The connector for existing Celery tasks. [Guide](../guides/from-celery.md).",
     "pipeline.testing": "The test kit. Guides: [workflows](../guides/test-your-workflow.md), "
     "[connectors](../guides/test-your-connector.md).",
     "pipeline.api": "The HTTP API and the console as an ASGI app. "

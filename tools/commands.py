@@ -54,9 +54,9 @@ _JSON_OUTPUT: dict[str, str] = {
     "approve": "`mutation`, `act`, `consequence`, `is_notified`",
     "reject": "`mutation`, `act`, `consequence`, `is_notified`",
     "acknowledge": "`mutation`, `act`, `consequence`, `is_notified`",
-    "resolve": "with an id `mutation`, `act`, `consequence`, `is_notified`; else `resolutions`, `is_done`, "
-    "`updated`, `refused`, `is_more`",
-    "resolve-from": "`resolutions`, `is_done`, `updated`, `refused`, `is_more`",
+    "resolve": "with an id `mutation`, `act`, `consequence`, `is_notified`; else `resolutions`, `preview`, "
+    "`is_done`, `updated`, `refused`, `is_more`",
+    "resolve-from": "`resolutions`, `preview`, `is_done`, `updated`, `refused`, `is_more`",
     "quarantine list": "a list of QuarantineEntry",
     "quarantine release": "`selected`, `is_done`, `updated`, `refused`, `is_more`, `is_notified`",
     "quarantine skip": "`selected`, `is_done`, `updated`, `refused`, `is_more`, `is_notified`",

@@ -34,7 +34,7 @@ from pipeline.domain.states import (
 )
 from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
 from pipeline.store import functions
-from pipeline.store.reads import durability
+from pipeline.store.reads import invariants as reads_invariants
 from pipeline.store.reads.invariants import INVARIANTS, Severity
 from pipeline.store.schema import metadata
 from pipeline.telemetry import metrics, spans, transition_log
@@ -232,7 +232,7 @@ def invariants() -> str:
             "The doctor also reads what makes these sentences last. A worker does not start where it is broken.",
             table(
                 ["name", "severity", "sentence", "advice"],
-                [(code(durability.NAME), Severity.BROKEN, durability.SENTENCE, durability.ADVICE)],
+                [(code(reads_invariants.NAME), Severity.BROKEN, reads_invariants.SENTENCE, reads_invariants.ADVICE)],
             ),
         ),
     )

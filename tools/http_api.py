@@ -8,7 +8,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from pipeline.api import create
-from pipeline.api.v1.routes import PARTS
+from pipeline.api.v1 import ROUTERS
 from pipeline.config import Settings
 from tools.markdown import code, page, section, table
 
@@ -51,7 +51,7 @@ def http_api_page() -> str:
 
 
 def _routes() -> Iterator[APIRoute]:
-    for part in PARTS:
+    for part in ROUTERS:
         yield from (route for route in part.routes if isinstance(route, APIRoute))
 
 

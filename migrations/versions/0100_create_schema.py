@@ -19,10 +19,11 @@ $$
     """,
     """
 CREATE FUNCTION pipeline.uuid7() RETURNS uuid LANGUAGE sql VOLATILE AS $$
-  SELECT encode(set_byte(stamped, 6, (get_byte(stamped, 6) & 15) | 112), 'hex')::uuid
-  FROM (SELECT overlay(uuid_send(gen_random_uuid())
-                       PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
-                       FROM 1 FOR 6) AS stamped) AS random
+  SELECT encode(set_bit(set_bit(
+    overlay(uuid_send(gen_random_uuid())
+            PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+            FROM 1 FOR 6),
+    52, 1), 53, 1), 'hex')::uuid
 $$
     """,
     """
@@ -53,6 +54,7 @@ CREATE TABLE pipeline.workflows (
     keep_done INTERVAL,
     keep_ledger INTERVAL,
     archives BOOLEAN DEFAULT false NOT NULL,
+    codec_secret JSONB,
     turns INTEGER[] DEFAULT '{}' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     CONSTRAINT workflows_pk PRIMARY KEY (name),
@@ -74,7 +76,8 @@ CREATE TABLE pipeline.topics (
     name TEXT NOT NULL,
     uid UUID DEFAULT pipeline.uuid7() NOT NULL,
     schema JSONB,
-    schema_digest TEXT GENERATED ALWAYS AS (coalesce(md5(schema::text), '')) STORED NOT NULL,
+    is_encrypted BOOLEAN DEFAULT false NOT NULL,
+    schema_digest TEXT GENERATED ALWAYS AS (coalesce(md5(schema::text), '') || CASE WHEN is_encrypted THEN ' ' || uid::text ELSE '' END) STORED NOT NULL,
     retired BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT topics_pk PRIMARY KEY (workflow, name)
 )
@@ -175,6 +178,7 @@ CREATE TABLE pipeline.deliveries (
     run_id UUID,
     offered_to UUID,
     key TEXT,
+    key_offered BOOLEAN GENERATED ALWAYS AS (key IS NOT NULL AND offered_to IS NOT NULL) STORED NOT NULL,
     available_at TIMESTAMP WITH TIME ZONE,
     failures SMALLINT DEFAULT 0 NOT NULL,
     declined BOOLEAN DEFAULT false NOT NULL,
@@ -195,7 +199,7 @@ CREATE TABLE pipeline.deliveries (
     CONSTRAINT deliveries_sliced_in_one_way
       CHECK (num_nonnulls(slice_limit, group_size) + narrowing_declined::integer <= 1)
 )
- WITH (fillfactor = 70)
+ WITH (fillfactor = 50)
     """,
     """
 CREATE INDEX deliveries_declined ON pipeline.deliveries (handler_id, declined, event_id) WHERE status = 'pending' AND declined
@@ -207,7 +211,7 @@ CREATE INDEX deliveries_delayed ON pipeline.deliveries (handler_id, available_at
 CREATE INDEX deliveries_failed ON pipeline.deliveries (handler_id) WHERE failing_since IS NOT NULL AND status IN ('pending', 'reserved')
     """,
     """
-CREATE INDEX deliveries_held_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved') AND (status = 'reserved' OR offered_to IS NOT NULL OR available_at IS NOT NULL)
+CREATE INDEX deliveries_held_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved') AND (status = 'reserved' OR key_offered OR available_at IS NOT NULL)
     """,
     """
 CREATE INDEX deliveries_pending ON pipeline.deliveries (handler_id, event_id) WHERE status = 'pending'
@@ -259,6 +263,7 @@ CREATE TABLE pipeline.runs (
     output_state JSONB,
     error TEXT,
     error_type TEXT,
+    error_frames TEXT,
     retry_of UUID,
     retry_pending BOOLEAN DEFAULT false NOT NULL,
     retry_at TIMESTAMP WITH TIME ZONE,
@@ -414,6 +419,7 @@ CREATE TABLE pipeline.audit (
     at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     actor TEXT NOT NULL,
     act TEXT NOT NULL,
+    claimed BOOLEAN DEFAULT false NOT NULL,
     workflow TEXT,
     run_id UUID,
     mutation_id UUID,
@@ -428,6 +434,26 @@ CREATE INDEX audit_event ON pipeline.audit (event_id) WHERE event_id IS NOT NULL
     """,
     """
 CREATE INDEX audit_workflow ON pipeline.audit (workflow, id) WHERE workflow IS NOT NULL
+    """,
+    """
+CREATE INDEX audit_prunes ON pipeline.audit (id) WHERE act = 'audit.prune'
+    """,
+    """
+CREATE TABLE pipeline.audit_links (
+    audit_id BIGINT NOT NULL,
+    position BIGINT,
+    row_hash TEXT,
+    hash TEXT,
+    chained_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT audit_links_pk PRIMARY KEY (audit_id),
+    CONSTRAINT audit_links_chained_or_waits CHECK (num_nonnulls(position, row_hash, hash, chained_at) IN (0, 4))
+)
+    """,
+    """
+CREATE UNIQUE INDEX audit_links_chain ON pipeline.audit_links (position) WHERE position IS NOT NULL
+    """,
+    """
+CREATE INDEX audit_links_waiting ON pipeline.audit_links (audit_id) WHERE position IS NULL
     """,
     """
 CREATE INDEX audit_mutation ON pipeline.audit (mutation_id) WHERE mutation_id IS NOT NULL
@@ -701,6 +727,258 @@ END
 $$
     """,
     """
+CREATE FUNCTION pipeline.publish(to_workflow text, known_topics jsonb, given_events jsonb, is_replacing boolean)
+RETURNS TABLE (id bigint, topic text, message_id text, is_new boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  answer record;
+  fresh_ids bigint[] := '{}';
+BEGIN
+  IF session_user <> current_user THEN
+    PERFORM set_config('pipeline.clock_offset', '', true);
+  END IF;
+  IF is_replacing AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+    PERFORM FROM pipeline.routes(to_workflow, '{}');
+    PERFORM FROM pipeline.workflows w WHERE w.name = to_workflow FOR NO KEY UPDATE;
+  END IF;
+  FOR answer IN
+WITH known AS MATERIALIZED (
+  SELECT * FROM jsonb_to_recordset(CAST(known_topics AS jsonb)) AS k(name text, schema_digest text)
+), routes AS MATERIALIZED (
+  SELECT t.* FROM pipeline.routes(CAST(to_workflow AS text), ARRAY(SELECT name FROM known)) t
+  JOIN known k ON k.name = t.topic AND k.schema_digest = t.schema_digest
+  WHERE t.workflow = to_workflow AND t.name = t.topic AND NOT t.is_retired
+    AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+), given AS (
+  SELECT CAST(NULL AS uuid) AS run, g.*, CAST(to_workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
+  FROM jsonb_to_recordset(CAST(given_events AS jsonb)) AS g(n integer, topic TEXT, message_id TEXT, key TEXT, title TEXT, payload JSONB, traceparent TEXT)
+  WHERE (SELECT count(*) FROM routes) = (SELECT count(*) FROM known)
+),
+unknown AS (
+  SELECT DISTINCT g.workflow, g.topic FROM given g
+  WHERE NOT EXISTS (SELECT FROM routes t WHERE t.workflow = g.workflow AND t.name = g.topic)
+), numbered AS MATERIALIZED (
+  SELECT g.*, pipeline.next_event_id() AS id
+  FROM (SELECT x.*, t.topic AS routed FROM given x JOIN routes t ON t.workflow = x.workflow AND t.name = x.topic
+        WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY x.run, x.n) g
+), fresh AS (
+  INSERT INTO pipeline.events (id, workflow, caused_by, created_by_run_id, topic, message_id, key, title, payload, traceparent)
+  SELECT g.id, g.workflow, coalesce(g.caused_by, '{}'), g.run, g.routed, g.message_id, g.key, g.title, coalesce(g.payload, 'null'), g.traceparent
+  FROM numbered g ORDER BY g.workflow, g.routed, g.message_id, g.id
+  ON CONFLICT (workflow, topic, message_id) DO NOTHING
+  RETURNING id, workflow, topic, message_id, key, created_by_run_id
+), delivered AS (
+  INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
+  SELECT f.id, s.handler_id, f.topic, f.key FROM fresh f
+  JOIN (SELECT DISTINCT workflow, topic, handlers FROM routes) t ON t.workflow = f.workflow AND t.topic = f.topic,
+  unnest(t.handlers) AS s(handler_id)
+)
+SELECT f.id, f.topic, f.message_id, true AS is_new FROM fresh f
+UNION ALL SELECT NULL, '', '', false WHERE (SELECT count(*) FROM routes) <> (SELECT count(*) FROM known)
+  LOOP
+    id := answer.id; topic := answer.topic; message_id := answer.message_id; is_new := answer.is_new;
+    RETURN NEXT;
+    IF id IS NULL THEN
+      RETURN;
+    END IF;
+    fresh_ids := fresh_ids || id;
+  END LOOP;
+  IF is_replacing THEN
+    RETURN QUERY
+WITH given AS (
+  SELECT g.* FROM jsonb_to_recordset(CAST(given_events AS jsonb)) AS g(n integer, topic TEXT, message_id TEXT, key TEXT, title TEXT, payload JSONB, traceparent TEXT)
+), target AS (
+  SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
+  CROSS JOIN LATERAL (
+    SELECT id FROM pipeline.events
+    WHERE workflow = CAST(to_workflow AS text) AND topic = g.topic AND message_id = g.message_id OFFSET 0) e
+  WHERE e.id NOT IN (SELECT unnest(CAST(fresh_ids AS bigint[])))
+), locked AS (
+  SELECT d.event_id, d.status = 'pending' AND d.offered_to IS NULL AND NOT EXISTS (
+    SELECT FROM pipeline.runs r WHERE r.workflow = to_workflow AND r.handler_id = d.handler_id
+      AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN ('pending', 'preparing')) AS is_unseen
+  FROM pipeline.deliveries d WHERE d.event_id = ANY(ARRAY(SELECT id FROM target))
+  ORDER BY d.event_id FOR UPDATE OF d
+), rewritten AS (
+  UPDATE pipeline.events e SET
+    payload = (SELECT jsonb_object_agg(id, payload) FROM target) -> CAST(e.id AS text),
+    title = coalesce((SELECT jsonb_object_agg(id, title) FROM target) ->> CAST(e.id AS text), e.title)
+  WHERE e.id = ANY(ARRAY(SELECT id FROM target))
+    AND e.id NOT IN (SELECT l.event_id FROM locked l WHERE NOT l.is_unseen)
+  RETURNING e.id, e.topic, e.message_id
+), renewed AS (
+  UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false
+  WHERE d.event_id = ANY(ARRAY(SELECT id FROM rewritten))
+)
+SELECT w.id, w.topic, w.message_id, false AS is_new FROM rewritten w ORDER BY w.id;
+  END IF;
+END
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.prune_runs(from_position uuid, page_limit integer, shortest_kept interval)
+RETURNS TABLE (dropped bigint, seen bigint, "position" text, is_young boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+  IF session_user <> current_user THEN
+    PERFORM set_config('pipeline.clock_offset', '', true);
+  END IF;
+  PERFORM set_config('pipeline.is_pruning', 'on', true);
+  RETURN QUERY
+WITH page AS MATERIALIZED (
+  SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
+  FROM pipeline.runs r LEFT JOIN pipeline.workflows w ON w.name = r.workflow
+  WHERE r.id > CAST(from_position AS uuid) ORDER BY r.id LIMIT page_limit
+), gone AS MATERIALIZED (
+  SELECT r.id, p.archives FROM page p JOIN pipeline.runs r ON r.id = p.id
+  LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  WHERE r.finished_at < pipeline.clock() - CASE WHEN m.id IS NULL THEN p.keep_done ELSE p.keep_ledger END
+    AND NOT r.retry_pending
+    AND (m.id IS NULL OR (m.resolved_at < pipeline.clock() - p.keep_ledger AND m.next_monitor_at IS NULL
+      AND (m.found_late_at IS NULL OR m.acknowledged_by IS NOT NULL)))
+    AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.run_id = r.id AND b.closed_at IS NULL)
+    AND NOT EXISTS (SELECT FROM pipeline.runs c WHERE c.retry_of = r.id)
+    AND NOT EXISTS (
+      SELECT FROM unnest(r.event_ids) AS i(event_id)
+      JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
+      WHERE d.run_id = r.id OR (m.id IS NOT NULL AND d.status NOT IN ('consumed', 'skipped')))
+), unblocked AS (
+  DELETE FROM pipeline.blocks b USING gone g WHERE b.run_id = g.id
+), settled AS (
+  DELETE FROM pipeline.mutations m USING gone g WHERE m.run_id = g.id RETURNING m.*
+), dropped AS (
+  DELETE FROM pipeline.runs r USING gone g WHERE r.id = g.id RETURNING r.*
+), numbered AS (
+  SELECT session_id, count(*) FILTER (WHERE status = 'committed') AS runs, sum(cost) AS cost
+  FROM dropped GROUP BY session_id
+), open AS (
+  SELECT s.id FROM pipeline.sessions s WHERE s.finished_at IS NULL AND s.id IN (SELECT session_id FROM numbered)
+  ORDER BY s.id FOR NO KEY UPDATE
+), counted AS (
+  UPDATE pipeline.sessions s SET run_count = coalesce(s.run_count, 0) + n.runs,
+    cost = CASE WHEN n.cost IS NULL THEN s.cost ELSE coalesce(s.cost, 0) + n.cost END
+  FROM numbered n JOIN open o ON o.id = n.session_id WHERE s.id = o.id
+), archived AS (
+  INSERT INTO pipeline.archive (kind, id, workflow, content)
+  SELECT 'run', CAST(x.id AS text), x.workflow, to_jsonb(x) || jsonb_build_object('mutation', to_jsonb(s))
+  FROM dropped x JOIN gone g ON g.id = x.id AND g.archives LEFT JOIN settled s ON s.run_id = x.id
+)
+
+SELECT (SELECT count(*) FROM dropped) AS dropped, count(*) AS seen, max(CAST(p.id AS text)) AS position,
+  coalesce(max(p.at) > pipeline.clock() - CAST(shortest_kept AS interval), true) AS is_young
+FROM page p;
+  PERFORM set_config('pipeline.is_pruning', '', true);
+END
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.prune_audit(from_position bigint, page_limit integer, shortest_kept interval)
+RETURNS TABLE (dropped bigint, seen bigint, "position" bigint, is_young boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+  IF session_user <> current_user THEN
+    PERFORM set_config('pipeline.clock_offset', '', true);
+  END IF;
+  PERFORM set_config('pipeline.is_pruning', 'on', true);
+  RETURN QUERY
+WITH page AS MATERIALIZED (
+  SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives
+  FROM pipeline.audit a LEFT JOIN pipeline.workflows w ON w.name = coalesce((
+    SELECT n.name FROM pipeline.renames n
+    WHERE n.kind = 'workflow' AND n.workflow = '' AND n.former = a.workflow), a.workflow)
+  WHERE a.id > CAST(from_position AS bigint) ORDER BY a.id LIMIT page_limit
+), dropped AS (
+  DELETE FROM pipeline.audit a USING page p
+  WHERE a.id = p.id AND p.at < pipeline.clock() - p.keep_ledger
+    AND NOT EXISTS (SELECT FROM pipeline.mutations m WHERE m.id = p.mutation_id)
+  RETURNING a.*
+), recorded AS (
+  INSERT INTO pipeline.audit (actor, act, evidence)
+  SELECT 'retention', 'audit.prune', jsonb_build_object('ids', jsonb_agg(x.id ORDER BY x.id))
+  FROM dropped x HAVING count(*) > 0
+), archived AS (
+  INSERT INTO pipeline.archive (kind, id, workflow, content)
+  SELECT 'audit', CAST(x.id AS text), x.workflow, to_jsonb(x)
+  FROM dropped x JOIN page p ON p.id = x.id AND p.archives
+)
+
+SELECT (SELECT count(*) FROM dropped) AS dropped, count(*) AS seen, max(p.id) AS position,
+  coalesce(max(p.at) > pipeline.clock() - CAST(shortest_kept AS interval), true) AS is_young
+FROM page p;
+  PERFORM set_config('pipeline.is_pruning', '', true);
+END
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.audit_row_hash(act_id bigint) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT encode(sha256(convert_to(jsonb_build_array(a.id, (extract(epoch FROM a.at) * 1000000)::bigint, a.actor,
+    a.act, a.claimed, a.workflow, a.run_id, a.mutation_id, a.event_id, a.reason, a.evidence)::text, 'UTF8')), 'hex')
+  FROM pipeline.audit a WHERE a.id = act_id
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.link_hash(before text, row_hash text, "position" bigint, chained_at timestamptz) RETURNS text
+LANGUAGE sql STABLE AS $$
+  SELECT encode(sha256(convert_to(concat_ws('/', before, row_hash, "position",
+    (extract(epoch FROM chained_at) * 1000000)::bigint), 'UTF8')), 'hex')
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.chain_audit(max_acts integer)
+RETURNS TABLE ("position" bigint, hash text, acts bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+  act record;
+BEGIN
+  IF session_user <> current_user THEN
+    PERFORM set_config('pipeline.clock_offset', '', true);
+  END IF;
+  PERFORM pg_advisory_xact_lock(hashtext('pipeline.audit'));
+  SELECT s.position, s.hash INTO position, hash FROM pipeline.audit_links s
+  WHERE s.position IS NOT NULL ORDER BY s.position DESC LIMIT 1;
+  position := coalesce(position, 0);
+  hash := coalesce(hash, '');
+  acts := 0;
+  FOR act IN
+    SELECT a.id, pipeline.audit_row_hash(a.id) AS row_hash, pipeline.clock() AS now
+    FROM pipeline.audit_links s JOIN pipeline.audit a ON a.id = s.audit_id
+    WHERE s.position IS NULL ORDER BY s.audit_id LIMIT max_acts
+  LOOP
+    position := position + 1;
+    hash := pipeline.link_hash(hash, act.row_hash, position, act.now);
+    acts := acts + 1;
+    UPDATE pipeline.audit_links s SET position = position, row_hash = act.row_hash, hash = hash, chained_at = act.now
+    WHERE s.audit_id = act.id;
+  END LOOP;
+  RETURN NEXT;
+END
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.await_link() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  INSERT INTO pipeline.audit_links (audit_id) VALUES (NEW.id);
+  RETURN NULL;
+END
+$$
+    """,
+    """
+REVOKE EXECUTE ON FUNCTION pipeline.publish(text, jsonb, jsonb, boolean) FROM PUBLIC
+    """,
+    """
+REVOKE EXECUTE ON FUNCTION pipeline.prune_runs(uuid, integer, interval) FROM PUBLIC
+    """,
+    """
+REVOKE EXECUTE ON FUNCTION pipeline.prune_audit(bigint, integer, interval) FROM PUBLIC
+    """,
+    """
+REVOKE EXECUTE ON FUNCTION pipeline.chain_audit(integer) FROM PUBLIC
+    """,
+    """
 CREATE FUNCTION pipeline.handler_facts(names text[], is_locking boolean)
 RETURNS TABLE (workflow text, desired text, maintenance boolean, concurrency integer, blocks bigint, active_runs bigint, turns integer[], has_waiting boolean, id integer, name text, kind text, retry_at timestamptz, wake_at timestamptz, next_run_at timestamptz, batch integer, ordered boolean, low_watermark bigint, has_unseen boolean, retryable text[], slice_limit integer, is_unclaimed boolean, has_probe_run boolean, now timestamptz)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -726,9 +1004,9 @@ BEGIN
       AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND (o.status = 'reserved' OR o.key_offered OR o.available_at IS NOT NULL)
         AND o.event_id <> d.event_id
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+        AND (o.status = 'reserved' OR o.key_offered
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
     AND NOT coalesce(d.key = ANY(ARRAY(
       SELECT (SELECT s.key FROM pipeline.deliveries s
@@ -780,9 +1058,9 @@ BEGIN
       AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()) AND (NOT h.ordered OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND (o.status = 'reserved' OR o.key_offered OR o.available_at IS NOT NULL)
         AND o.event_id <> d.event_id
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+        AND (o.status = 'reserved' OR o.key_offered
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
     AND NOT coalesce(d.key = ANY(ARRAY(
       SELECT (SELECT s.key FROM pipeline.deliveries s
@@ -928,6 +1206,35 @@ CREATE TRIGGER deliveries_open_not_deleted BEFORE DELETE ON pipeline.deliveries 
 WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
     """,
+    """
+CREATE TRIGGER audit_final BEFORE UPDATE OR TRUNCATE ON pipeline.audit FOR EACH STATEMENT
+WHEN (true)
+EXECUTE FUNCTION pipeline.refuse('an act in the audit is never changed')
+    """,
+    """
+CREATE TRIGGER audit_kept BEFORE DELETE ON pipeline.audit FOR EACH STATEMENT
+WHEN (current_setting('pipeline.is_pruning', true) IS DISTINCT FROM 'on')
+EXECUTE FUNCTION pipeline.refuse('an act in the audit is deleted by retention only')
+    """,
+    """
+CREATE TRIGGER mutations_kept BEFORE DELETE OR TRUNCATE ON pipeline.mutations FOR EACH STATEMENT
+WHEN (current_setting('pipeline.is_pruning', true) IS DISTINCT FROM 'on')
+EXECUTE FUNCTION pipeline.refuse('a mutation is deleted by retention only')
+    """,
+    """
+CREATE TRIGGER audit_links_kept BEFORE DELETE OR TRUNCATE ON pipeline.audit_links FOR EACH STATEMENT
+WHEN (true)
+EXECUTE FUNCTION pipeline.refuse('a link of the audit is never deleted')
+    """,
+    """
+CREATE TRIGGER audit_links_final BEFORE UPDATE ON pipeline.audit_links FOR EACH ROW
+WHEN (OLD.position IS NOT NULL)
+EXECUTE FUNCTION pipeline.refuse('a link of the audit is never changed')
+    """,
+    """
+CREATE TRIGGER audit_awaits_link AFTER INSERT ON pipeline.audit FOR EACH ROW
+EXECUTE FUNCTION pipeline.await_link()
+    """,
 )
 
 TABLES = (
@@ -946,6 +1253,7 @@ TABLES = (
     "samples",
     "sweeps",
     "maintenance_tasks",
+    "audit_links",
     "audit",
     "blocks",
     "mutations",
@@ -966,6 +1274,13 @@ FUNCTIONS = (
     "require_inputs",
     "refuse",
     "handler_facts",
+    "await_link",
+    "chain_audit",
+    "link_hash",
+    "audit_row_hash",
+    "prune_audit",
+    "prune_runs",
+    "publish",
     "routes",
     "oldest_compatible_code",
     "next_event_id",

@@ -1,16 +1,19 @@
 """Create, list and revoke API tokens, and open and end logins of the console.
 
 A secret is 256 random bits. It is shown once; the database has its SHA-256 hash. A secret with so much chance needs
-no slow hash: it cannot be guessed.
+no slow hash: it cannot be guessed. Answers to requests with an Idempotency-Key are kept for a day.
 """
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from pipeline.domain.access import LoginSource, Rights, Role
+from pipeline.domain.codec import opened
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import Actor
@@ -19,6 +22,7 @@ from pipeline.store.reads import access as access_reads
 from pipeline.store.reads import work
 from pipeline.store.schema import AccessTokenRow, LoginRow
 from pipeline.transitions import access
+from pipeline.transitions import access as transitions
 from pipeline.transitions.access import NewSecret
 
 TOKEN_PREFIX = "pl_"  # noqa: S105 - what every token begins with
@@ -151,7 +155,7 @@ class Access:
         secret = _new_secret()
         new = NewSecret(secret_hash=_hash(secret), name=name, rights=rights, lifetime=lifetime)
         with self.db.transaction() as tx:
-            access.create_link(tx, new, Actor(name=name))
+            access.create_link(tx, new, Actor(name=name, is_claimed=True))
         return secret
 
     def open_link(self, link: str, *, lifetime: timedelta) -> str | None:
@@ -215,3 +219,33 @@ def _summary(row: AccessTokenRow) -> TokenSummary:
         revoked_at=row.revoked_at,
         revoked_by=row.revoked_by,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRequest:
+    """The request that was made under the same key."""
+
+    request_hash: str
+    status: int | None  #: None while it runs
+    answer: Mapping[str, Any]
+
+
+def begin_request(db: Database, caller: str, key: str, request_hash: str) -> EarlierRequest | None:
+    """Begin a request under a key. Return the earlier request if the key is in use; None: execute it."""
+    with db.transaction() as tx:
+        row = transitions.begin_request(tx, caller, key, request_hash)
+    if row is None:
+        return None
+    return EarlierRequest(request_hash=row.request_hash, status=row.status, answer=opened(row.answer) or {})
+
+
+def save_answer(db: Database, caller: str, key: str, *, status: int, answer: Mapping[str, Any]) -> None:
+    """Keep the answer for repeats of the request."""
+    with db.transaction() as tx:
+        transitions.save_answer(tx, caller, key, status=status, answer=answer)
+
+
+def forget_request(db: Database, caller: str, key: str) -> None:
+    """Free the key of a request that changed nothing."""
+    with db.transaction() as tx:
+        transitions.forget_request(tx, caller, key)

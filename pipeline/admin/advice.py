@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pipeline.domain.declared_results import DeclaredResult, ResultForm, result_form, result_options
+from pipeline.domain.acts import state_token
 from pipeline.domain.errors import EventError
-from pipeline.domain.mutation_state import state_token
+from pipeline.domain.operations import DeclaredResult, ResultForm, result_form, result_options
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind
 from pipeline.store.rows import ListedRunRow, OpenBreakerRow, UnresolvedMutationRow

@@ -1,23 +1,109 @@
 """List everything that waits for an operator, oldest first, each with the commands to type.
 
 Command line, live view and notices use the same list. Problems that the system solves by itself are not in it.
+Unknown outcomes that are alike are one incident. Operators keep filters of the list as views.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 from pipeline.admin import advice
-from pipeline.admin.incidents import Incident, open_incidents
+from pipeline.admin.operations import RegisteredOperation, operations_by_name
 from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions, resolve_commands
-from pipeline.domain.errors import quantity
-from pipeline.domain.mutation_state import state_token
+from pipeline.domain.acts import state_token
+from pipeline.domain.errors import NotFoundError, quantity
+from pipeline.domain.incidents import incident_id, is_same_incident
+from pipeline.domain.states import MutationStatus
 from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
-from pipeline.store.database import Transaction
-from pipeline.store.reads import durability, installation, invariants, ledger, listings
+from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import access, attention, gauges, invariants, ledger, listings
 from pipeline.store.reads.invariants import Severity
-from pipeline.store.rows import ListedHandlerRow
+from pipeline.store.rows import IncidentRow, ListedHandlerRow
+from pipeline.store.schema import SavedViewRow
+from pipeline.transitions import access as transitions
+
+MAX_QUESTIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Unknown outcomes of one operation with one class of error, close to each other in time."""
+
+    id: str
+    operation: str  #: as connector.operation
+    error_class: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    workflows: tuple[str, ...]
+    headlines: tuple[str, ...]  #: of its oldest mutations
+    commands: tuple[str, ...]  #: that list it and resolve it
+
+
+def open_incidents(
+    resolutions: Resolutions, *, workflow: str | None = None, limit: int = MAX_QUESTIONS
+) -> list[Incident]:
+    """List incidents among the oldest ``limit`` unknown outcomes that wait for an operator, oldest first."""
+    with resolutions.db.transaction() as tx:
+        rows = ledger.incidents(tx, workflow=workflow, limit=limit)
+        operations = operations_by_name(tx, sorted({(row.connector, row.operation) for row in rows}))
+    by_name = {operation.name: operation for operation in operations.values()}
+    return [_incident(row, by_name.get(_operation(row))) for row in rows]
+
+
+def incident_mutations(resolutions: Resolutions, incident: str) -> list[MutationSummary]:
+    """Return the unresolved mutations of an incident."""
+    with resolutions.db.transaction() as tx:
+        rows = ledger.incidents(tx, limit=MAX_QUESTIONS, with_ids=True)
+    for row in rows:
+        if is_same_incident(_id(row), incident):
+            return resolutions.mutations_by_id(row.mutation_ids)
+    raise NotFoundError(
+        "open incident",
+        incident,
+        hint="It may have been resolved meanwhile. `pipeline attention` lists the open ones. Nothing was changed.",
+    )
+
+
+def _id(row: IncidentRow) -> str:
+    return incident_id(_operation(row), row.error_class, row.first_at)
+
+
+def _operation(row: IncidentRow | MutationSummary) -> str:
+    return f"{row.connector}.{row.operation}"
+
+
+def _incident(row: IncidentRow, operation: RegisteredOperation | None) -> Incident:
+    return Incident(
+        id=_id(row),
+        operation=_operation(row),
+        error_class=row.error_class,
+        count=row.number,
+        first_at=row.first_at,
+        last_at=row.last_at,
+        workflows=tuple(sorted(row.workflows)),
+        headlines=tuple(filter(None, row.headlines)),
+        commands=advice.incident_commands(
+            _id(row),
+            operation.declared_result if operation else None,
+            can_try_again=operation is not None and operation.can_reconcile,
+        ),
+    )
+
+
+#: What the statement about changes calls the items that it counts.
+_KINDS = {
+    "mutation": "indeterminate",
+    "approval": "approval",
+    "late_effect": "late_effect",
+    "block": "blocked",
+    "quarantine": "quarantined",
+    "breaker": "breaker",
+    "workflow": "maintenance",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +129,34 @@ class AttentionItem:
 
 
 def items(
-    resolutions: Resolutions, *, workflow: str | None = None, limit: int = 100, recent: int | None = 10_000
+    resolutions: Resolutions,
+    *,
+    workflow: str | None = None,
+    limit: int = 100,
+    recent: int | None = 10_000,
+    incidents: Sequence[Incident] | None = None,
+    mutations: Sequence[MutationSummary] | None = None,
 ) -> list[AttentionItem]:
     """List the items, oldest first, at most ``limit`` of each kind. Broken invariants, without instant, come first.
 
     Invariants are checked for the newest ``recent`` runs. None: the last run of the doctor is read instead, which
-    takes no time.
+    takes no time. ``incidents`` and ``mutations``, unknown outcomes and approvals, are those that the
+    caller has read already.
     """
-    of_mutations = incident_ids(open_incidents(resolutions, workflow=workflow))
-    indeterminate = [
-        _indeterminate(each, of_mutations.get(each.id))
-        for each in resolutions.unresolved_mutations(MutationFilter(workflow=workflow), limit=limit)
+    if incidents is None:
+        incidents = open_incidents(resolutions, workflow=workflow)
+    if mutations is None:
+        unknown = resolutions.unresolved_mutations(MutationFilter(workflow=workflow), limit=limit)
+        mutations = (*unknown, *resolutions.pending_approvals(workflow, limit=limit))
+    alike: dict[tuple[str, str], list[Incident]] = {}
+    for incident in incidents:
+        alike.setdefault((incident.operation, incident.error_class), []).append(incident)
+    of_mutations = [
+        _indeterminate(each, alike.get((_operation(each), each.error_class), ()))
+        if each.status == MutationStatus.INDETERMINATE
+        else _approval(each)
+        for each in mutations
     ]
-    approvals = [_approval(each) for each in resolutions.pending_approvals(workflow, limit=limit)]
     with resolutions.db.transaction() as tx:
         others = [
             *_late_effects(tx, limit),
@@ -67,14 +168,18 @@ def items(
         ]
     kept = [item for item in others if workflow is None or item.workflow in (workflow, "")]
     return sorted(
-        [*indeterminate, *approvals, *kept],
+        [*of_mutations, *kept],
         key=lambda item: (item.since is not None, item.since.timestamp() if item.since else 0.0),
     )
 
 
-def incident_ids(incidents: Iterable[Incident]) -> dict[UUID, str]:
-    """Return the incident of each mutation that belongs to one."""
-    return {mutation_id: incident.id for incident in incidents for mutation_id in incident.mutation_ids}
+def counts(db: Database) -> Counter[tuple[str, str]]:
+    """Count the items by kind and workflow, all of them. It costs as much as waits, and builds none of them."""
+    with db.transaction() as tx:
+        found = Counter({(_KINDS[row.kind], row.workflow): row.number for row in attention.waiting_counts(tx)})
+        unserved = [item for row in listings.handlers(tx) for item in _unserved_handler(row)]
+        found.update((item.kind, item.workflow) for item in (*unserved, *_reported_invariants(tx)))
+    return found
 
 
 def dead_letters(count: int) -> AttentionItem:
@@ -90,12 +195,13 @@ def dead_letters(count: int) -> AttentionItem:
     )
 
 
-def _indeterminate(mutation: MutationSummary, incident: str | None) -> AttentionItem:
+def _indeterminate(mutation: MutationSummary, alike: Sequence[Incident]) -> AttentionItem:
+    """Describe an unknown outcome. Of the alike incidents, it belongs to the one of its time."""
     return AttentionItem(
         kind="indeterminate",
         headline=mutation.headline,
         mutation_id=mutation.id,
-        incident=incident,
+        incident=next((each.id for each in alike if each.first_at <= mutation.since <= each.last_at), None),
         workflow=mutation.workflow,
         subject=f"mutation {mutation.id}",
         reason=_mutation_reason(mutation, "its outcome is unknown"),
@@ -252,10 +358,10 @@ def _broken_invariants(tx: Transaction, recent: int) -> Iterator[AttentionItem]:
 
 def _reported_invariants(tx: Transaction) -> Iterator[AttentionItem]:
     """Yield the invariants that were broken when the doctor ran last."""
-    run = installation.sweep_runs(tx).get("doctor")
+    run = gauges.sweep_runs(tx).get("doctor")
     broken = invariants.broken_counts((run.report if run is not None else None) or {})
     texts = {each.name: (each.sentence, each.advice) for each in invariants.INVARIANTS}
-    texts[durability.NAME] = (durability.SENTENCE, durability.ADVICE)
+    texts[invariants.NAME] = (invariants.SENTENCE, invariants.ADVICE)
     for name, count in broken.items():
         sentence, advice = texts.get(name, (name, ""))
         yield AttentionItem(
@@ -271,3 +377,35 @@ def _reported_invariants(tx: Transaction) -> Iterator[AttentionItem]:
 
 def _published_at(tx: Transaction, event_id: int) -> datetime | None:
     return next((row.created_at for row in listings.events_by_id(tx, [event_id])), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedView:
+    """A page with its filter, under a name."""
+
+    name: str
+    page: str
+    query: str  #: the query string of the page
+    saved_at: datetime
+
+
+def list_views(db: Database, owner: str) -> list[SavedView]:
+    """List the views of an operator, by name."""
+    with db.transaction() as tx:
+        return [_view(row) for row in access.saved_views(tx, owner)]
+
+
+def save_view(db: Database, owner: str, name: str, *, page: str, query: str) -> SavedView:
+    """Keep a view under a name. A view of the same name is replaced."""
+    with db.transaction() as tx:
+        return _view(transitions.save_view(tx, owner, name, page=page, query=query))
+
+
+def delete_view(db: Database, owner: str, name: str) -> None:
+    """Delete a view of an operator."""
+    with db.transaction() as tx:
+        transitions.delete_view(tx, owner, name)
+
+
+def _view(row: SavedViewRow) -> SavedView:
+    return SavedView(name=row.name, page=row.page, query=row.query, saved_at=row.saved_at)

@@ -17,12 +17,18 @@ class AuditRecord:
     at: datetime
     actor: str
     act: str
+    claimed: bool  #: the actor named itself, as with ``--by``; no login, token or proxy did
     workflow: str | None
     run_id: UUID | None
     mutation_id: UUID | None
     event_id: int | None
     reason: str
     evidence: Any
+
+    @property
+    def shown_actor(self) -> str:
+        """The actor, with a mark if nothing authenticated its name."""
+        return f"{self.actor} (claimed)" if self.claimed else self.actor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,7 @@ def audit_record(row: AuditRow) -> AuditRecord:
         at=row.at,
         actor=row.actor,
         act=row.act,
+        claimed=row.claimed,
         workflow=row.workflow,
         run_id=row.run_id,
         mutation_id=row.mutation_id,

@@ -2,7 +2,8 @@
 
 A preview is frozen. It stores the exact items, each with the token of the state in which it was shown, and what would
 be refused. Its commit acts on each item in a transaction of its own, so a stale item is refused and the others go on.
-Progress is kept in the preview, where it can be read during and after the commit. HTTP API and console use these calls.
+Progress is kept in the preview, where it can be read during and after the commit. HTTP API, console and command line
+use these calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pipeline.admin import incidents, provider_export
+from pipeline.admin import attention, lookup, provider_export
 from pipeline.admin.given_results import GivenResult
 from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineEntry, QuarantineFilter
@@ -24,11 +25,12 @@ from pipeline.admin.resolutions import (
     Resolutions,
     resolutions_for,
 )
-from pipeline.domain.bulk import EVENT_ACTS, MAX_ITEMS, BulkAct, NewPreview
+from pipeline.domain.acts import EVENT_ACTS, MAX_ITEMS, BulkAct, NewPreview
+from pipeline.domain.codec import opened
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
-from pipeline.store.reads import requests
+from pipeline.store.reads import access
 from pipeline.store.schema import BulkPreviewRow
 from pipeline.transitions import bulk
 
@@ -87,7 +89,7 @@ class BulkPreview:
     workflows: tuple[str, ...]
     request: Mapping[str, Any]
     count: int
-    sample: tuple[PreviewItem, ...]
+    items: tuple[PreviewItem, ...]
     left_out: Mapping[str, int]  #: what is not in it, by reason: ambiguous, not_in_export, unmatched_rows
     reason: str
     committed_by: str | None
@@ -96,6 +98,11 @@ class BulkPreview:
     done: int
     updated: tuple[str, ...]
     refused: Mapping[str, str]  #: before the commit: what would be refused, and why
+
+    @property
+    def sample(self) -> tuple[PreviewItem, ...]:
+        """Return the first items, for people."""
+        return self.items[:SAMPLE_SIZE]
 
 
 class BulkActs:
@@ -115,6 +122,7 @@ class BulkActs:
         """Freeze an act on mutations. Nothing is changed."""
         if act in EVENT_ACTS or act is BulkAct.IMPORT:
             raise InvalidInputError(f"{act} is no act on a selection of mutations; expected a resolution or approval.")
+        self._require_workflow(selection.only.workflow if selection.only is not None else None)
         chosen = [each for each in self._selected_mutations(act, selection) if self.can_see(each.workflow)]
         if act is BulkAct.HAPPENED and (result is None or result.external_id is not None):
             raise InvalidInputError(
@@ -129,6 +137,7 @@ class BulkActs:
         """Freeze an act on quarantined events. Nothing is changed."""
         if act not in EVENT_ACTS:
             raise InvalidInputError(f"{act} is no act on quarantined events; expected release_event or skip_event.")
+        self._require_workflow(only.workflow)
         found = self.quarantine.entries(only, limit=MAX_ITEMS + 1)
         items = [_event_item(each, str(act)) for each in found if self.can_see(each.workflow)]
         return self._freeze(act, by, items, {}, request={"filter": _plain(asdict(only))})
@@ -137,6 +146,7 @@ class BulkActs:
         self, rows: Iterable[Mapping[str, Any]], options: ImportOptions, by: str, *, name: str
     ) -> BulkPreview:
         """Freeze what a provider's export resolves. Only unambiguous matches are in it; the others are counted."""
+        self._require_workflow(options.only.workflow)
         candidates = self.resolutions.match_candidates(
             options.match_by, options.only, limit=MAX_ITEMS + 1, recent=options.recent
         )
@@ -166,7 +176,7 @@ class BulkActs:
     def preview(self, preview_id: UUID) -> BulkPreview:
         """Return a preview, during and after its commit too."""
         with self.resolutions.db.transaction() as tx:
-            row, now = requests.bulk_preview(tx, preview_id), tx.clock()
+            row, now = access.bulk_preview(tx, preview_id), tx.clock()
         if row is None or not all(self.can_see(workflow) for workflow in row.workflows):
             raise NotFoundError("bulk preview", preview_id, hint="Previews are kept for 30 days.")
         return _preview(row, now)
@@ -188,7 +198,7 @@ class BulkActs:
     def run(self, preview_id: UUID, by: Actor) -> BulkPreview:
         """Act on the items that are left, and keep progress after each chunk."""
         with self.resolutions.db.transaction() as tx:
-            row = requests.bulk_preview(tx, preview_id)
+            row = access.bulk_preview(tx, preview_id)
         if row is None or row.committed_by != by.name:
             raise NotFoundError("bulk preview taken by this operator", preview_id)
         items, done = list(row.items), row.done_count
@@ -207,13 +217,21 @@ class BulkActs:
         self.take(preview_id, by, count=count)
         return self.run(preview_id, by)
 
+    def _require_workflow(self, name: str | None) -> None:
+        if name is None:
+            return
+        if not self.can_see(name):
+            raise NotFoundError("workflow", name)
+        with self.resolutions.db.transaction() as tx:
+            lookup.require_workflow(tx, name)
+
     def _selected_mutations(self, act: BulkAct, selection: MutationSelection) -> list[MutationSummary]:
         if sum((bool(selection.ids), selection.incident is not None, selection.only is not None)) != 1:
             raise InvalidInputError("Expected exactly one of: ids of mutations, an incident, a filter.")
         if selection.ids:
             return self.resolutions.mutations_by_id(selection.ids)
         if selection.incident is not None:
-            return incidents.incident_mutations(self.resolutions, selection.incident)
+            return attention.incident_mutations(self.resolutions, selection.incident)
         only = selection.only or MutationFilter()
         if act in _APPROVALS:
             found = self.resolutions.pending_approvals(only.workflow, limit=MAX_ITEMS + 1)
@@ -268,8 +286,9 @@ class BulkActs:
             return self._act_on_events(act, items, by)
         if act in _APPROVALS:
             return self._act_on_approvals(act, items, by)
-        evidence = {**(by.evidence or {}), **request} if act is BulkAct.IMPORT else by.evidence
-        who = Actor(name=by.name, reason=by.reason, evidence=evidence)
+        is_named = act is BulkAct.IMPORT or "incident" in request  # the export or the incident is why
+        evidence = {**(by.evidence or {}), **request} if is_named else by.evidence
+        who = replace(by, evidence=evidence)
         known = {str(each.id): each for each in self.resolutions.mutations_by_id(_mutation_ids(items))}
         given = [_resolution(item, known[item["subject"]]) for item in items if item["subject"] in known]
         done = self.resolutions.resolve_many(given, who)
@@ -359,12 +378,12 @@ def _event_state(entry: QuarantineEntry) -> str:
 
 def _resolution(item: Mapping[str, Any], now: MutationSummary) -> Resolution:
     """Return the frozen resolution of an item, with the state in which it was shown."""
-    result = item.get("result")
+    result = opened(item.get("result"))
     return Resolution(
         mutation=replace(now, state=item["state"]),
         kind=ResolutionKind(item["act"]),
         result=None if result is None else GivenResult(**result),
-        evidence=item.get("evidence"),
+        evidence=opened(item.get("evidence")),
     )
 
 
@@ -405,7 +424,7 @@ def _preview(row: BulkPreviewRow, now: datetime) -> BulkPreview:
         workflows=tuple(row.workflows),
         request=row.request,
         count=row.item_count,
-        sample=tuple(
+        items=tuple(
             PreviewItem(
                 subject=item["subject"],
                 state=item["state"],
@@ -414,7 +433,7 @@ def _preview(row: BulkPreviewRow, now: datetime) -> BulkPreview:
                 act=item["act"],
                 problem=row.refused.get(item["subject"]),
             )
-            for item in row.items[:SAMPLE_SIZE]
+            for item in row.items
         ),
         left_out=row.left_out,
         reason=row.reason,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.admin.audit import AuditRecord, audit_record
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import changes
+from pipeline.store.reads import attention
 
 #: kind and id: mutation, approval, late_effect (ids of mutations), block (id of its run), quarantine (name of a
 #: handler), breaker (connector.operation), workflow
@@ -63,11 +63,11 @@ class Changes:
 def changes_since(db: Database, mark: Mark | None = None) -> Changes:
     """Return what changed since a mark. Without a mark nothing has changed, and one is returned."""
     with db.autocommit() as tx:
-        now = changes.high_water(tx)
+        now = attention.high_water(tx)
         act_id = now.act_id or 0
         is_same = mark is not None and mark.digest == now.digest
         items = mark.items if mark is not None and is_same else _items(tx)
-        acts = changes.acts_after(tx, mark.act_id) if mark is not None and mark.act_id != act_id else ()
+        acts = attention.acts_after(tx, mark.act_id) if mark is not None and mark.act_id != act_id else ()
     new_mark = Mark(act_id=act_id, digest=now.digest, items=items)
     return Changes(
         mark=new_mark,
@@ -80,7 +80,7 @@ def changes_since(db: Database, mark: Mark | None = None) -> Changes:
 
 
 def _items(tx: Transaction) -> dict[_Key, int]:
-    return {(row.kind, row.id, row.workflow): row.fingerprint for row in changes.watched_items(tx)}
+    return {(row.kind, row.id, row.workflow): row.fingerprint for row in attention.watched_items(tx)}
 
 
 def _difference(before: Mapping[_Key, int], now: Mapping[_Key, int]) -> tuple[Change, ...]:

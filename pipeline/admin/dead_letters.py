@@ -1,7 +1,7 @@
 """Messages that workers refused. They are in the broker, so the process that has Celery hands in how to reach them."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pipeline.domain.errors import NotFoundError
@@ -55,7 +55,7 @@ def _found(db: Database, found: list[DeadLetter], letter_id: str, by: Actor, act
     if not found:
         raise NotFoundError("refused message", letter_id, hint="Nothing was changed.")
     evidence = {"message": letter_id, "message_ids": list(found[0].message_ids[:100])}
-    who = Actor(name=by.name, reason=by.reason, evidence=evidence)
+    who = replace(by, evidence=evidence)
     with db.transaction() as tx:
         audit.record(tx, who, act, workflow=found[0].workflow or None)
     return found[0]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.connectors.sdk import Call, Connector, Operation
-from pipeline.domain.declared_results import DeclaredResult, result_options
 from pipeline.domain.errors import InvalidInputError, PayloadError
-from pipeline.domain.operations import OperationSpec
+from pipeline.domain.operations import DeclaredResult, OperationSpec, result_options
 from pipeline.domain.payloads import checked_name, json_copy
 from pipeline.domain.reconciliation import NotFound
 from pipeline.domain.values import DEFAULT_LIMITS

@@ -6,6 +6,7 @@ from uuid import UUID
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.store.database import Transaction
 from pipeline.store.reads import traces, work
+from pipeline.text import parse_id, printable_text
 
 _MIN_DIGITS = 4
 _UUID_DIGITS = 32
@@ -68,6 +69,9 @@ def id_list(ids: Iterable[object], limit: int = 5) -> str:
 
 def parse_event_id(text: str) -> int:
     """Parse the id of an event."""
-    if not text.strip().isdecimal() or int(text) >= 2**63:
-        raise InvalidInputError(f"{text!r} is not the id of an event; expected a number as `pipeline events` shows it.")
-    return int(text)
+    number = parse_id(text.strip())
+    if number is None:
+        raise InvalidInputError(
+            f"{printable_text(text)!r} is not the id of an event; expected a number as `pipeline events` shows it."
+        )
+    return number

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -20,10 +20,9 @@ from uuid import UUID
 from pipeline.admin import lookup
 from pipeline.admin.audit import AuditFilter, AuditRecord, audit_record
 from pipeline.admin.events import EventFilter, EventSummary, event_summary
-from pipeline.admin.ledger import LedgerEntry, LedgerFilter, ledger_entry
+from pipeline.admin.mutations import LedgerEntry, LedgerFilter, ledger_entry
 from pipeline.admin.quarantine import QuarantineEntry, QuarantineFilter, quarantine_entry
-from pipeline.admin.runs import RunFilter, RunSummary, run_summary
-from pipeline.admin.sessions import SessionFilter, SessionSummary, session_summary
+from pipeline.admin.runs import RunFilter, RunSummary, SessionFilter, SessionSummary, run_summary, session_summary
 from pipeline.domain.errors import InvalidInputError
 from pipeline.store.database import Database, Transaction, interval
 from pipeline.store.reads import listings, pages, traces
@@ -70,17 +69,7 @@ def event_page(
             lookup.require_topic(tx, only.workflow, only.topic)
         _check_workflow(tx, only.workflow)
         part = _numbers(tx, "events", only, before, limit, window)
-        found = pages.events(
-            tx,
-            part,
-            workflows=_workflows(only),
-            topic=only.topic,
-            status=only.status,
-            key=only.key,
-            message_id=only.message_id,
-            since=only.since,
-            until=only.until,
-        )
+        found = pages.events(tx, part, **_asked(only))
     return cursor.page(found, event_summary)
 
 
@@ -95,18 +84,7 @@ def run_page(
             lookup.require_handler(tx, only.workflow, only.handler)
         _check_workflow(tx, only.workflow)
         part = _session_part(tx, only.session_id, _uuids(only, before, limit, window))
-        found = pages.runs(
-            tx,
-            part,
-            workflows=_workflows(only),
-            handler=only.handler,
-            status=only.status,
-            phase=only.phase,
-            session_id=only.session_id,
-            is_waiting=only.is_waiting,
-            since=only.since,
-            until=only.until,
-        )
+        found = pages.runs(tx, part, **_asked(only))
     return cursor.page(found, run_summary)
 
 
@@ -118,19 +96,7 @@ def mutation_page(
     before = cursor.uuid(after)
     with db.transaction() as tx:
         _check_workflow(tx, only.workflow)
-        found = pages.mutations(
-            tx,
-            _uuids(only, before, limit, window),
-            workflows=_workflows(only),
-            connector=only.connector,
-            operation=only.operation,
-            statuses=only.statuses,
-            error_type=only.error_type,
-            resolved_by=only.resolved_by,
-            older_than=None if only.older_than is None else interval(only.older_than),
-            since=only.since,
-            until=only.until,
-        )
+        found = pages.mutations(tx, _uuids(only, before, limit, window), **_asked(only))
     return cursor.page(found, ledger_entry)
 
 
@@ -142,15 +108,7 @@ def session_page(
     before = cursor.uuid(after)
     with db.transaction() as tx:
         _check_workflow(tx, only.workflow)
-        found = pages.sessions(
-            tx,
-            _uuids(only, before, limit, window),
-            workflows=_workflows(only),
-            result=only.result,
-            is_open=only.is_open,
-            since=only.since,
-            until=only.until,
-        )
+        found = pages.sessions(tx, _uuids(only, before, limit, window), **_asked(only))
     return cursor.page(found, session_summary)
 
 
@@ -163,19 +121,7 @@ def audit_page(
     with db.transaction() as tx:
         _check_workflow(tx, only.workflow)
         part = _numbers(tx, "audit", only, before, limit, window)
-        found = pages.audit(
-            tx,
-            part,
-            subject=only.subject,
-            workflows=_workflows(only),
-            mutation_id=only.mutation_id,
-            run_id=only.run_id,
-            event_id=only.event_id,
-            actor=only.actor,
-            act=only.act,
-            since=only.since,
-            until=only.until,
-        )
+        found = pages.audit(tx, part, subject=only.subject, **_asked(only))
     return cursor.page(found, audit_record)
 
 
@@ -240,7 +186,7 @@ class _Cursor:
                     f"that a page of {self.name} with this filter returned. Begin with the first page."
                 )
             return parse(position)
-        except (binascii.Error, ValueError, TypeError, AttributeError) as error:
+        except (binascii.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInputError(
                 f"{text!r} is no cursor; expected the value that the page before returned. Begin with the first page."
             ) from error
@@ -265,6 +211,14 @@ def _plain(value: object) -> object:
 def _check_workflow(tx: Transaction, name: str | None) -> None:
     if name is not None:
         lookup.require_workflow(tx, name)
+
+
+def _asked(only: Any) -> dict[str, Any]:
+    """Return what a filter asks for, with the workflows to which it restricts."""
+    found = {each.name: getattr(only, each.name) for each in fields(only) if each.name not in ("workflow", "within")}
+    if found.get("older_than") is not None:
+        found["older_than"] = interval(found["older_than"])
+    return {**found, "workflows": _workflows(only)}
 
 
 def _workflows(only: Any) -> list[str] | None:

@@ -15,6 +15,7 @@ from pipeline.domain.errors import (
     HandlerError,
     IllegalTransitionError,
     InvalidInputError,
+    MissingKeyError,
     NotFoundError,
     OutdatedCodeError,
     PayloadError,
@@ -25,8 +26,10 @@ from pipeline.domain.errors import (
     SecondApprovalError,
     StaleWriteError,
     StateChangedError,
+    TamperedError,
     UnresolvedError,
 )
+from pipeline.store.database import is_full
 
 TYPE_PREFIX = "urn:pipeline:problem:"  #: of the `type` in answers of the API
 
@@ -121,6 +124,13 @@ PROBLEM_TYPES = (
         errors=(HandlerError,),
     ),
     ProblemType(
+        slug="encrypted",
+        title="An encrypted value cannot be read or written here",
+        status=409,
+        exit_code=EXIT_REFUSED,
+        errors=(MissingKeyError, TamperedError),
+    ),
+    ProblemType(
         slug="schema-version",
         title="The database has another schema version",
         status=503,
@@ -161,7 +171,6 @@ PROBLEM_TYPES = (
     ProblemType(slug="no-such-page", title="There is no such address", status=404),
     ProblemType(slug="method-not-allowed", title="The address has no such method", status=405),
     ProblemType(slug="too-large", title="The body is too large", status=413),
-    ProblemType(slug="unsupported-media-type", title="The body has an unsupported type", status=415),
     ProblemType(slug="precondition-required", title="The state that was shown is missing", status=428),
     ProblemType(slug="idempotency-key-reused", title="The key belongs to another request", status=422),
     ProblemType(slug="request-in-progress", title="The same request is being executed", status=409),
@@ -175,6 +184,16 @@ _BY_ERROR = {kind: each for each in PROBLEM_TYPES for kind in each.errors}
 def problem_type(error: BaseException) -> ProblemType | None:
     """Return the type of an expected error by its nearest listed base; None for any other error."""
     return next((_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _BY_ERROR), None)
+
+
+def database_sentence(error: BaseException) -> str:
+    """Return a sentence about a database that cannot be used, without what its message may quote."""
+    if is_full(error):
+        return (
+            "Postgres has no free connection: all that it allows (max_connections, or the limit of a role or database) "
+            "are taken. Repeat the request later; if it stays so, end processes or raise the limit."
+        )
+    return "The database did not do it."
 
 
 def exit_code(error: BaseException) -> int:

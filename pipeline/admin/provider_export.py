@@ -5,8 +5,12 @@ declares the export complete: then it did not happen. The operator also says whe
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import stat
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +18,11 @@ from pipeline.admin.given_results import GivenResult
 from pipeline.admin.resolutions import MatchCandidate, MutationSummary, Resolution, ResolutionKind
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import parsed_json
+from pipeline.text import printable_text
+
+MAX_LINE = 2**20  #: characters
+MAX_COLUMNS = 1000
+_MAX_NAMES = 20  #: columns that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +71,18 @@ def preview(
     is_complete: bool = False,
 ) -> ImportPreview:
     """Pair rows, by one column, with ``Resolutions.match_candidates``. Only unambiguous pairs are resolved."""
-    found = _by_column(rows, column)
-    if is_complete and not found:
-        raise InvalidInputError("The export has no rows; expected at least one in a complete export.")
     by_value: dict[str, list[MutationSummary]] = {}
     for item in candidates:
         by_value.setdefault(item.value, []).append(item.mutation)
+    found, unmatched_rows = _by_column(rows, column, by_value)
+    if is_complete and not (found or unmatched_rows):
+        raise InvalidInputError("The export has no rows; expected at least one in a complete export.")
     shared = {item.value for item in candidates if item.is_shared}
     given: list[Resolution] = []
     unmatched: list[MutationSummary] = []
     ambiguous: list[MutationSummary] = []
     for value, about in by_value.items():
-        matching = found.pop(value, [])
+        matching = found.get(value, [])
         if len(about) > 1 or len(matching) > 1 or value in shared:
             ambiguous.extend(about)
         elif matching:
@@ -94,15 +103,19 @@ def preview(
         resolutions=tuple(given),
         not_in_export=tuple(unmatched),
         ambiguous=tuple(ambiguous),
-        unmatched_rows=sum(len(rows) for rows in found.values()),
+        unmatched_rows=unmatched_rows,
     )
 
 
 def _cell(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
-        known = ", ".join(sorted(row)) or "none"
-        raise InvalidInputError(f"A row has no column {column!r} for its result; its columns are: {known}.")
+        raise InvalidInputError(f"A row has no column {column!r} for its result; its columns are: {_names(row)}.")
     return row[column]
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    """Return the first columns of a row, for an error."""
+    return ", ".join(printable_text(name, 100) for name in sorted(row)[:_MAX_NAMES]) or "none"
 
 
 def _parsed(value: Any, column: str) -> Any:
@@ -110,29 +123,53 @@ def _parsed(value: Any, column: str) -> Any:
     return parsed_json(value, what=f"The text of the column {column!r}") if isinstance(value, str) else value
 
 
-def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list[Mapping[str, Any]]]:
+def _by_column(
+    rows: Iterable[Mapping[str, Any]], column: str, wanted: Collection[str]
+) -> tuple[dict[str, list[Mapping[str, Any]]], int]:
+    """Return the rows with a wanted value by that value, and how many others there are. Only two per value count."""
     found: dict[str, list[Mapping[str, Any]]] = {}
+    others = 0
     for number, row in enumerate(rows, start=1):
         if column not in row:
-            known = ", ".join(sorted(row)) or "none"
-            raise InvalidInputError(f"Row {number} has no column {column!r}; its columns are: {known}.")
-        found.setdefault(str(row[column]).strip(), []).append(row)
-    return found
+            raise InvalidInputError(f"Row {number} has no column {column!r}; its columns are: {_names(row)}.")
+        value = str(row[column]).strip()
+        if value not in wanted:
+            others += 1
+        elif len(matching := found.setdefault(value, [])) < 2:
+            matching.append(row)
+    return found, others
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a CSV file with a header, or of JSON lines, in UTF-8."""
+    """Read the rows of a CSV file with a header, or of JSON lines, in UTF-8.
+
+    A file that was changed meanwhile is refused: a row that is missing could mean that a mutation did not happen.
+    """
     _check_suffix(path)
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe without a writer would wait for one
+    except OSError as error:
+        raise InvalidInputError(f"{path.name} cannot be opened: {error.strerror}.") from None
+    before = os.fstat(opened)
+    if not stat.S_ISREG(before.st_mode):
+        os.close(opened)
+        raise InvalidInputError(f"{path.name} is no regular file; expected an export, saved as a file.")
+    with open(opened, newline="", encoding="utf-8-sig") as file:
         yield from rows_of(file, path.name)
+        after = os.fstat(opened)
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise InvalidInputError(
+                f"{path.name} was changed while it was read. Nothing was changed; repeat this once it is complete."
+            )
 
 
 def rows_of(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open export; the name says its format."""
     path = Path(name)
     _check_suffix(path)
+    lines = _lines(file, path)
     try:
-        yield from _read_csv(file, path) if path.suffix == ".csv" else _read_json_lines(file, path)
+        yield from _read_csv(lines, path) if path.suffix == ".csv" else _read_json_lines(lines, path)
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path.name} is not in UTF-8 ({error.reason}); save it as UTF-8 first.") from None
     except csv.Error as error:
@@ -144,21 +181,33 @@ def _check_suffix(path: Path) -> None:
         raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
 
 
-def _read_csv(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
-    reader = csv.DictReader(file)
-    names = [name.strip() for name in reader.fieldnames or ()]
-    doubled = sorted({name for name in names if names.count(name) > 1})
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a file; refuse one that would fill the memory."""
+    for number in count(1):
+        line = file.readline(MAX_LINE + 1)
+        if len(line) > MAX_LINE:
+            raise InvalidInputError(f"Line {number} of {path.name} is longer than {MAX_LINE} characters.")
+        if not line:
+            return
+        yield line
+
+
+def _read_csv(lines: Iterator[str], path: Path) -> Iterator[dict[str, Any]]:
+    reader = csv.reader(lines)
+    names = [name.strip() for name in next(reader, ())]
+    if len(names) > MAX_COLUMNS:
+        raise InvalidInputError(f"{path.name} has {len(names)} columns; expected at most {MAX_COLUMNS}.")
+    doubled = sorted(name for name, times in Counter(names).items() if times > 1)
     if doubled:
         raise InvalidInputError(f"{path.name} has the column {doubled[0]!r} twice; expected each name once.")
-    reader.fieldnames = names
-    for number, row in enumerate(reader, start=1):
-        if None in row or None in row.values():
+    for number, cells in enumerate(filter(None, reader), start=1):
+        if len(cells) != len(names):
             raise InvalidInputError(f"Row {number} of {path.name} does not have {len(names)} cells, as the header has.")
-        yield dict(row)
+        yield dict(zip(names, cells, strict=True))
 
 
-def _read_json_lines(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(file, start=1):
+def _read_json_lines(lines: Iterator[str], path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _json_object(line, number, path)
 

@@ -2,7 +2,8 @@
 
 Command line and Python use the same calls. Every resolution is one guarded transition in its own transaction, with
 actor and reason in the audit. A mutation that is no longer in the state that was shown is refused, and nothing is
-changed. Many mutations are previewed first, by a filter or an ``ImportPreview``.
+changed. Many mutations are previewed first, by a filter or an ``ImportPreview``. A mutation of a high value waits for a
+second person.
 """
 
 from collections import Counter
@@ -18,9 +19,9 @@ from uuid import UUID
 from pipeline.admin import advice, given_results
 from pipeline.admin.given_results import GivenResult, Operations
 from pipeline.admin.operations import RegisteredOperation, operations_by_name
-from pipeline.admin.second_approvals import Proposal, proposal
 from pipeline.connectors.sdk import Grade
-from pipeline.domain.declared_results import DeclaredResult
+from pipeline.domain.acts import ProposedAct, state_changes, state_token
+from pipeline.domain.codec import is_sealed, opened
 from pipeline.domain.errors import (
     InvalidInputError,
     NotFoundError,
@@ -28,17 +29,52 @@ from pipeline.domain.errors import (
     SecondApprovalError,
     StateChangedError,
 )
-from pipeline.domain.mutation_state import state_changes, state_token
+from pipeline.domain.operations import DeclaredResult
 from pipeline.domain.redaction import BY_NAME
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import MutationId, MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import ledger, listings, work
+from pipeline.store.reads import access, ledger, listings, work
 from pipeline.store.rows import UnresolvedMutationRow
-from pipeline.store.schema import MutationRow
+from pipeline.store.schema import MutationRow, ProposalRow
 from pipeline.telemetry import spans
-from pipeline.transitions import resolution, second_approvals
+from pipeline.transitions import resolution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """An answer that another person confirms by giving the same answer."""
+
+    id: UUID
+    mutation_id: UUID
+    act: str  #: happened, did_not_happen or approve
+    state: str  #: of the mutation; the proposal ends when the mutation changes
+    proposed_by: str
+    proposed_at: datetime
+    reason: str
+
+
+def open_proposal(db: Database, mutation_id: UUID) -> Proposal | None:
+    """Return the proposal that waits for a second person in the present state of a mutation."""
+    with db.transaction() as tx:
+        row, rows = access.open_proposal(tx, mutation_id), work.mutations(tx, [mutation_id])
+    if row is None or not rows or state_token(rows[0]) != row.state:
+        return None
+    return proposal(row)
+
+
+def proposal(row: ProposalRow) -> Proposal:
+    """Convert a row of a proposal."""
+    return Proposal(
+        id=row.id,
+        mutation_id=row.mutation_id,
+        act=row.act,
+        state=row.state,
+        proposed_by=row.proposed_by,
+        proposed_at=row.proposed_at,
+        reason=row.reason,
+    )
+
 
 KEY = "idempotency_key"
 
@@ -330,7 +366,7 @@ class Resolutions:
         """Keep an answer that another person must confirm."""
         with self.db.transaction() as tx:
             mutation_id, act = MutationId(needed.mutation_id), ProposedAct(needed.act)
-            return proposal(second_approvals.propose(tx, mutation_id, act, answer, by, state=state))
+            return proposal(resolution.propose(tx, mutation_id, act, answer, by, state=state))
 
     def _stated_result(
         self, row: MutationRow, operation: RegisteredOperation | None, by: Actor, given: GivenResult | None
@@ -379,7 +415,11 @@ class Resolutions:
             limit = min(left, _PAGE_SIZE)
             with self.db.transaction() as tx:
                 page = ledger.parameter_values(tx, name, connector=connector, below=below, limit=limit)
-            found |= values & {_normalize(row.value) for row in page if row.value is not None and row.id not in asked}
+            others = [row for row in page if row.id not in asked]
+            if any(is_sealed(row.params) for row in others):  # of a key that is not here: any of them may be meant
+                return found, True
+            known = (row.value if row.params is None else row.params.get(name) for row in others)
+            found |= values & {_normalize(value) for value in known if value is not None}
             if len(page) < limit:
                 return found, False
             below, left = page[-1].id, left - limit
@@ -474,7 +514,7 @@ def _check(kind: ResolutionKind, by: Actor, result: GivenResult | None) -> None:
 
 
 def _match_value(row: UnresolvedMutationRow, to: str, name: str) -> str | None:
-    value = row.idempotency_key if to == KEY else (row.params or {}).get(name)
+    value = row.idempotency_key if to == KEY else (opened(row.params) or {}).get(name)
     return None if value is None else _normalize(value)
 
 

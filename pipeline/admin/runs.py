@@ -1,4 +1,4 @@
-"""Show runs to an operator: a list, or one in detail."""
+"""Show runs and sessions to an operator: a list, or one in detail."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +11,18 @@ from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice, RunSituation
 from pipeline.admin.timeline import TimelineEntry
-from pipeline.domain.costs import session_cost
+from pipeline.domain.errors import InvalidInputError, NotFoundError
+from pipeline.domain.redaction import BY_NAME
 from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunStatus, Sequel, sequel_of
-from pipeline.domain.values import EventHeader, header_of
+from pipeline.domain.values import EventHeader, header_of, session_cost
+from pipeline.domain.workflows import SessionResult
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
-from pipeline.store.rows import ListedEventRow, ListedRunRow
+from pipeline.store.rows import ListedEventRow, ListedRunRow, SessionCostRow
 from pipeline.store.schema import MutationRow
 from pipeline.telemetry import spans
 
+_SHOWN_INPUTS = 200
 #: Columns that a summary shows as they are.
 _SAME_NAMES = (
     *("id", "workflow", "handler", "phase", "status", "title", "attempt", "error"),
@@ -78,6 +81,17 @@ class SessionLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What the prepare of a run decided. Fields that look like secrets are redacted."""
+
+    reserved: Mapping[str, int]  #: how many events it reserved, by topic
+    ui: Any  #: what it shows to people
+    data: Any  #: what it handed on to mutate and next; None unless requested
+    needs_approval: bool
+    wake_at: datetime | None  #: when its handler asked to be woken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetail:
     """Everything about one run."""
 
@@ -90,6 +104,8 @@ class RunDetail:
     mutation: MutationLine | None
     timeline: tuple[TimelineEntry, ...]
     advice: Advice
+    plan: RunPlan | None  #: None: its prepare has not ended
+    traceback: str | None  #: where its error was raised, if a handler raised it
     trace_id: str  #: of its spans, as 32 hexadecimal digits
 
 
@@ -108,17 +124,17 @@ class RunFilter:
     within: frozenset[str] | None = None  #: only of these workflows
 
 
-def detail(db: Database, text: str) -> RunDetail:
-    """Return a run by its id or its first digits."""
+def detail(db: Database, text: str, *, with_data: bool = False) -> RunDetail:
+    """Return a run by its id or its first digits; with the data of its plan if requested."""
     with db.transaction() as tx:
-        return _run_detail(tx, lookup.find_id(tx, text, "run"))
+        return _run_detail(tx, lookup.find_id(tx, text, "run"), with_data=with_data)
 
 
-def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
+def _run_detail(tx: Transaction, run_id: UUID, *, with_data: bool) -> RunDetail:
     (run,) = listings.runs_by_id(tx, [run_id])
     mutation = next(iter(listings.mutations(tx, [run.mutation_id])), None) if run.mutation_id else None
     carried = listings.retries_of(tx, [run_id])
-    inputs = listings.events_by_id(tx, run.event_ids[:200])
+    inputs = listings.events_by_id(tx, run.event_ids[:_SHOWN_INPUTS])
     outputs = listings.outputs(tx, [run_id])
     blocks = listings.blocks_of_run(tx, run_id)
     (workflow,) = listings.workflows(tx, run.workflow)
@@ -130,6 +146,7 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
         retries=carried,
         now=tx.clock(),
     )
+    record = listings.run_record(tx, run_id)
     around = RunSituation(
         mutation=mutation,
         retry=carried[0] if carried else None,
@@ -147,7 +164,22 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
         mutation=mutation_line(mutation) if mutation is not None else None,
         timeline=timeline,
         advice=advice.for_run(run, around),
+        plan=_run_plan(record.prepare_result, with_data=with_data),
+        traceback=record.error_frames,
         trace_id=f"{spans.run_span_context(run).trace_id:032x}",
+    )
+
+
+def _run_plan(saved: Any, *, with_data: bool) -> RunPlan | None:
+    if saved is None:
+        return None
+    wake_at = saved.get("wake_at")
+    return RunPlan(
+        reserved={each["topic"]: len(each["ids"]) for each in saved.get("reservations", ())},
+        ui=BY_NAME.value(saved.get("ui")),
+        data=BY_NAME.value(saved.get("data")) if with_data else None,
+        needs_approval=bool(saved.get("approval")),
+        wake_at=None if wake_at is None else datetime.fromisoformat(wake_at),
     )
 
 
@@ -196,4 +228,57 @@ def mutation_line(row: MutationRow) -> MutationLine:
         status=row.status,
         idempotency_key=row.idempotency_key,
         error=row.error,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """A session in one line."""
+
+    id: UUID
+    workflow: str
+    started_at: datetime
+    finished_at: datetime | None
+    result: str | None  #: completed or failed; none while it is open
+    error: str | None
+    run_count: int | None  #: committed runs, once it is over
+    cost: Decimal | None  #: of its runs, as far as it is known; of ten thousand runs at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Select sessions. Empty fields do not restrict."""
+
+    workflow: str | None = None
+    result: SessionResult | None = None
+    is_open: bool | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    within: frozenset[str] | None = None  #: only of these workflows
+
+
+def session_detail(db: Database, text: str) -> SessionSummary:
+    """Return a session by its id."""
+    try:
+        session_id = UUID(text)
+    except ValueError as error:
+        raise InvalidInputError(f"{text!r} is not the id of a session; expected a UUID.") from error
+    with db.transaction() as tx:
+        row = listings.session(tx, session_id)
+    if row is None:
+        raise NotFoundError("session", text)
+    return session_summary(row)
+
+
+def session_summary(row: SessionCostRow) -> SessionSummary:
+    """Convert a row of a session."""
+    return SessionSummary(
+        id=row.id,
+        workflow=row.workflow,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        result=row.result,
+        error=row.error,
+        run_count=row.run_count,
+        cost=session_cost(row.cost, row.runs_cost, is_over=row.finished_at is not None),
     )

@@ -1,4 +1,4 @@
-"""Report on the installation: workers, sweeps, versions, settings, queues, and whether all of it is well."""
+"""Report on the installation: workers, sweeps, versions, settings, queues, and what the doctor finds."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from datetime import datetime, timedelta
 from importlib import metadata
 from platform import python_version
 
-from pipeline.config import Settings
-from pipeline.domain.installation import is_worker_gone
+from pipeline.config import Settings, package_version
+from pipeline.domain.workflows import is_worker_gone
 from pipeline.store import migrate
+from pipeline.store.codecs import default_codecs
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import installation, work
-from pipeline.store.reads.durability import durability_findings
-from pipeline.store.reads.invariants import broken_counts
+from pipeline.store.reads import gauges, invariants, work
+from pipeline.store.reads.invariants import Finding, broken_counts, durability_findings, head_findings
 from pipeline.store.rows import SweepRunRow
 from pipeline.store.schema import WorkerRow
 
-_PACKAGES = ("pipeline", "celery", "kombu", "redis", "SQLAlchemy")
+_PACKAGES = ("celery", "kombu", "redis", "SQLAlchemy")
 #: Of these names of queues to the number of waiting messages; None while the broker is away.
 QueueLengths = Callable[[Collection[str]], Mapping[str, int] | None]
 
@@ -37,6 +37,18 @@ class WorkerStatus:
     started_at: datetime
     seen_at: datetime  #: when it last recorded that it runs
     is_gone: bool  #: it missed three heartbeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One version of a workflow's code that workers run."""
+
+    workflow: str
+    version: int  #: of the workflow, as its code declares it
+    code_version: str  #: as set by the operator; empty if unset
+    package_version: str  #: of Pipeline
+    workers: tuple[str, ...]  #: that run it
+    since: datetime  #: when the first of these workers started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,7 @@ class SystemReport:
 
     health: Health
     workers: tuple[WorkerStatus, ...]
+    releases: tuple[Release, ...]  #: which versions of the code run, by workflow
     sweeps: tuple[SweepStatus, ...]
     schema_version: str  #: of the database
     expected_schema_version: str  #: of this code
@@ -117,7 +130,7 @@ class SystemReport:
 def health(db: Database, sweep_periods: Mapping[str, timedelta]) -> Health:
     """Return whether workers, beat and the doctor are well."""
     with db.transaction() as tx:
-        return _health(tx.clock(), _workers(tx), _sweeps(tx, sweep_periods), installation.last_act_at(tx))
+        return _health(tx.clock(), _workers(tx), _sweeps(tx, sweep_periods), gauges.last_act_at(tx))
 
 
 def system_report(
@@ -129,13 +142,14 @@ def system_report(
     """Report on the installation. ``queue_lengths`` asks the broker, for callers that know Celery."""
     with db.transaction() as tx:
         workers, sweeps = _workers(tx), _sweeps(tx, sweep_periods)
-        found = _health(tx.clock(), workers, sweeps, installation.last_act_at(tx))
-        server = installation.server(tx)
+        found = _health(tx.clock(), workers, sweeps, gauges.last_act_at(tx))
+        server = gauges.server(tx)
         unsafe = durability_findings(tx, allowed=settings.allowed_unsafe_settings)
     names = {queue for worker in workers for queue in worker.queues}
     return SystemReport(
         health=found,
         workers=workers,
+        releases=_releases(workers),
         sweeps=sweeps,
         schema_version=server.schema_version,
         expected_schema_version=migrate.expected_version(),
@@ -162,14 +176,39 @@ def list_workers(db: Database) -> tuple[WorkerStatus, ...]:
         return _workers(tx)
 
 
+def releases_of(tx: Transaction, workflow: str) -> tuple[Release, ...]:
+    """Return the versions of a workflow's code that workers run now, the newest first."""
+    return tuple(each for each in _releases(_workers(tx)) if each.workflow == workflow)
+
+
+def _releases(workers: Collection[WorkerStatus]) -> tuple[Release, ...]:
+    found: dict[tuple[str, int, str, str], list[WorkerStatus]] = {}
+    for worker in workers:
+        for name, version in worker.workflows.items():
+            if not worker.is_gone:
+                found.setdefault((name, version, worker.code_version, worker.package_version), []).append(worker)
+    made = [
+        Release(
+            workflow=key[0],
+            version=key[1],
+            code_version=key[2],
+            package_version=key[3],
+            workers=tuple(sorted(worker.name for worker in its)),
+            since=min(worker.started_at for worker in its),
+        )
+        for key, its in found.items()
+    ]
+    return tuple(sorted(made, key=lambda each: (each.workflow, -each.version, -each.since.timestamp())))
+
+
 def _versions(server_version: str) -> dict[str, str]:
     found = {name: metadata.version(name) for name in _PACKAGES}
-    return {**found, "python": python_version(), "postgres": server_version}
+    return {"pipeline": package_version(), **found, "python": python_version(), "postgres": server_version}
 
 
 def _workers(tx: Transaction) -> tuple[WorkerStatus, ...]:
     now = tx.clock()
-    return tuple(_worker_status(row, now) for row in installation.workers(tx))
+    return tuple(_worker_status(row, now) for row in gauges.workers(tx))
 
 
 def _worker_status(row: WorkerRow, now: datetime) -> WorkerStatus:
@@ -190,7 +229,7 @@ def _worker_status(row: WorkerRow, now: datetime) -> WorkerStatus:
 
 
 def _sweeps(tx: Transaction, periods: Mapping[str, timedelta]) -> tuple[SweepStatus, ...]:
-    runs, late = installation.sweep_runs(tx), frozenset(work.overdue_sweeps(tx, periods))
+    runs, late = gauges.sweep_runs(tx), frozenset(work.overdue_sweeps(tx, periods))
     return tuple(_sweep_status(name, every, runs.get(name), name in late) for name, every in periods.items())
 
 
@@ -218,3 +257,44 @@ def _health(
         broken=sum(broken_counts(doctor.report).values()) if doctor is not None else 0,
         last_act_at=last_act_at,
     )
+
+
+def findings(
+    db: Database,
+    *,
+    recent: int = 10_000,
+    allowed_unsafe_settings: Collection[str] = (),
+    noted_head: str | None = None,
+) -> list[Finding]:
+    """Return every row that breaks a rule, overdue work, and settings of Postgres that risk commits.
+
+    ``noted_head``: a head of the audit that was kept elsewhere, which the chain must still contain.
+    """
+    with db.transaction() as tx:
+        noted = head_findings(tx, noted_head) if noted_head is not None else []
+        found = invariants.findings(tx, recent=recent)
+        return noted + found + durability_findings(tx, allowed=allowed_unsafe_settings)
+
+
+def audit_head(db: Database) -> str | None:
+    """The newest link of the audit, to be kept elsewhere. None: nothing is chained yet."""
+    with db.transaction() as tx:
+        return invariants.audit_head(tx)
+
+
+def connect(settings: Settings) -> Database:
+    """Connect to the database of the settings, with the keys of encrypted workflows that they have."""
+    db = Database.connect(settings.database_url, pool_size=settings.pool_size)
+    db.codecs = default_codecs(settings)
+    return db
+
+
+def check_readiness(db: Database) -> None:
+    """Check that the database answers and has the schema of this code; raise an error otherwise."""
+    migrate.require_current(db)
+
+
+def clock(db: Database) -> datetime:
+    """Return the time of the database."""
+    with db.transaction() as tx:
+        return tx.clock()

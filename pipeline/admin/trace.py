@@ -19,6 +19,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow
 from pipeline.store.schema import MutationRow
+from pipeline.text import parse_id
 
 RECENT = 10_000
 MAX_NODES = 300
@@ -97,8 +98,9 @@ def _match_key(match: Match, text: str) -> str:
 
 
 def _events(tx: Transaction, text: str, _: int) -> Iterable[Match]:
-    if text.isdecimal() and int(text) < 2**63:
-        for row in listings.events_by_id(tx, [int(text)]):
+    number = parse_id(text)
+    if number is not None:
+        for row in listings.events_by_id(tx, [number]):
             yield _event_match("event", row)
 
 
@@ -129,7 +131,7 @@ def _keys(tx: Transaction, text: str, _: int) -> Iterable[Match]:
 
 
 def _results(tx: Transaction, text: str, recent: int) -> Iterable[Match]:
-    number = int(text) if text.isdecimal() else None
+    number = int(text) if text.isdecimal() and len(text) < 100 else None
     for row in traces.mutations_by_result_value(tx, json.dumps({"text": text, "number": number}), recent=recent):
         yield Match(kind="external", noun="mutation", id=str(row.id), description=f"mutation {row.id}")
 

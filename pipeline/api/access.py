@@ -18,14 +18,14 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from pipeline.admin.access import TOKEN_PREFIX, Access, Identity
-from pipeline.api import security, sites
+from pipeline.api import security
 from pipeline.api.context import services
 from pipeline.api.problems import ProblemError
 from pipeline.api.security import Proxies
-from pipeline.api.sites import csrf_token as csrf_token
+from pipeline.api.security import csrf_token as csrf_token
 from pipeline.config import Settings, SettingsError
 from pipeline.domain.access import Rights, Role, rights_of, role_rules
-from pipeline.domain.errors import InvalidInputError, NotFoundError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import Actor
 
@@ -86,7 +86,7 @@ async def caller(request: Request) -> Caller:
         return known
     found, is_ambient = await _authenticate(request)
     if is_ambient:
-        await sites.check_act(request)
+        await security.check_act(request)
     request.state.caller = found
     return found
 
@@ -147,7 +147,7 @@ def _login_identity(request: Request) -> Identity:
 
 def login_secret(request: Request) -> str:
     """Return the secret in the cookie of a login; empty without one."""
-    return request.cookies.get(sites.cookie_name(request, LOGIN_COOKIE), "")
+    return request.cookies.get(security.cookie_name(request, LOGIN_COOKIE), "")
 
 
 async def _identified(request: Request) -> Person | None:
@@ -175,6 +175,10 @@ def _by_proxy(request: Request) -> Caller | None:
         )
     if len(names) > 1:
         raise ProblemError("bad-request", f"The header {settings.api_identity_header} came twice; expected it once.")
+    try:
+        checked_name(names[0], what="the name of the caller")
+    except PipelineError as error:
+        raise ProblemError("bad-request", f"The header {settings.api_identity_header}: {error}") from None
     listed = request.headers.get(settings.api_groups_header, "") if settings.api_groups_header else ""
     groups = {group.strip() for group in listed.split(",")}
     return _by_rights(names[0], granted_rights(names[0], groups, settings.api_roles), "proxy")

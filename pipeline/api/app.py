@@ -1,22 +1,45 @@
-"""Build the ASGI app of the API and the console. It runs alone or mounted under a prefix of another app."""
+"""Build the ASGI app of the API and the console. Serve it alone, or mount it.
+
+Mounted, it runs under a prefix of another app. Served alone, it ends its open streams first when it shuts down.
+"""
 
 import os
-from importlib import metadata
+import socket
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import FastAPI
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
-from pipeline.admin.database import Database
-from pipeline.api import health, login, problem_pages, problems
+from pipeline.admin import Database
+from pipeline.admin.system import check_readiness
+from pipeline.api import console, login, problems, v1
 from pipeline.api.access import Identify, check_role_rules
-from pipeline.api.console.routes import router as console_router
 from pipeline.api.context import Services
+from pipeline.api.context import services as services_of
+from pipeline.api.live import Broadcaster
 from pipeline.api.security import Guard
 from pipeline.api.v1.documents import document_answers
-from pipeline.api.v1.routes import router as v1_router
-from pipeline.config import Settings, SettingsError
+from pipeline.client.publishing import App, WakeUpSender
+from pipeline.config import Settings, SettingsError, package_version
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def healthz() -> dict[str, str]:
+    """Answer that this process lives. Asks no other system."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+def readyz(found: Annotated[Services, Depends(services_of)]) -> dict[str, str]:
+    """Answer whether the database can be used and has the schema of this code."""
+    check_readiness(found.db)
+    return {"status": "ok"}
+
 
 _OIDC_NEEDED = ("authlib", "httpx", "joserfc")
 _STATIC = Path(__file__).parent / "static"
@@ -27,17 +50,19 @@ def create(
     *,
     database: Database | None = None,
     identify: Identify | None = None,
+    celery_app: App | None = None,
     services: Services | None = None,
 ) -> FastAPI:
     """Create the ASGI app of the API and the console.
 
-    ``identify`` names the caller by another system's login. ``services`` replaces the database and the settings.
+    ``identify`` names the caller by another system's login. Through ``celery_app``, the Celery app of a service,
+    workers are told at once of what was published or decided. ``services`` replaces all but ``identify``.
     """
-    found = services or Services.connect(settings or Settings.load(os.environ), database)
+    found = services or _connect(settings or Settings.load(os.environ), database, celery_app)
     check_role_rules(found.settings)
     app = FastAPI(
         title="Pipeline",
-        version=metadata.version("pipeline"),
+        version=package_version(),
         description="Read and operate workflows, runs, events and mutations.",
         docs_url=None,
         redoc_url=None,
@@ -47,16 +72,25 @@ def create(
     app.state.identify = identify
     app.state.failed_logins = login.FailedLogins()
     app.add_middleware(Guard, settings=found.settings)
-    problems.install_handlers(app, problem_pages.problem_page)
-    app.include_router(health.router)
+    problems.install_handlers(app, login.problem_page)
+    app.include_router(router)
     app.include_router(login.router)
     if found.settings.oidc_issuer:
         _add_provider(app, found.settings)
-    app.include_router(v1_router)
+    for part in v1.ROUTERS:
+        app.include_router(part, prefix="/v1")
     document_answers(app)
-    app.include_router(console_router, include_in_schema=False)
+    for part in console.ROUTERS:
+        app.include_router(part, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     return app
+
+
+def _connect(settings: Settings, database: Database | None, celery_app: App | None) -> Services:
+    if celery_app is None:
+        return Services.connect(settings, database)
+    sender = WakeUpSender(celery_app, queue_prefix=settings.queue_prefix)
+    return Services.connect(settings, database, wake_workflow=sender.wake_workflow, dispatch_run=sender.dispatch_run)
 
 
 def _add_provider(app: FastAPI, settings: Settings) -> None:
@@ -65,9 +99,22 @@ def _add_provider(app: FastAPI, settings: Settings) -> None:
     if missing:
         needed = ", ".join(missing)
         raise SettingsError(
-            [f"PIPELINE_OIDC_ISSUER: needs packages that are not installed ({needed}): pip install 'pipeline[oidc]'"]
+            [f"PIPELINE_OIDC_ISSUER: packages are missing ({needed}): pip install 'celery-durable-effects[oidc]'"]
         )
     from pipeline.api import oidc
 
     app.state.oidc = oidc.Provider(settings)
     app.include_router(oidc.router)
+
+
+class StreamingServer(uvicorn.Server):
+    """A server that waits for no stream when it shuts down."""
+
+    def __init__(self, config: uvicorn.Config, broadcaster: Broadcaster) -> None:
+        super().__init__(config)
+        self.broadcaster = broadcaster
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, then the connections."""
+        self.broadcaster.close()
+        await super().shutdown(sockets)

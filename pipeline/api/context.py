@@ -7,14 +7,14 @@ from uuid import UUID
 
 from fastapi import Request
 
+from pipeline.admin import Database
 from pipeline.admin.changes import changes_since
-from pipeline.admin.database import Database
 from pipeline.admin.dead_letters import DeadLetters
 from pipeline.admin.given_results import Operations
-from pipeline.admin.notes import Presence
+from pipeline.admin.mutations import Presence
 from pipeline.admin.plan import PlannedRun
 from pipeline.admin.resolutions import Resolutions
-from pipeline.admin.system import QueueLengths
+from pipeline.admin.system import QueueLengths, connect
 from pipeline.api.live import Broadcaster
 from pipeline.config import Settings
 
@@ -54,7 +54,7 @@ class Services:
         queue_lengths: QueueLengths | None = None,
     ) -> "Services":
         """Build the services of one process from its settings."""
-        found = db or Database.connect(settings.database_url, pool_size=settings.pool_size)
+        found = db or connect(settings)
         return cls(
             db=found,
             resolutions=Resolutions(found, operations, wake_workflow, dispatch_run),

@@ -8,16 +8,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
 from pipeline.admin.access import Access
-from pipeline.api import access, security, sites
+from pipeline.admin.problem_types import ProblemType
+from pipeline.api import access, security
 from pipeline.api.access import CurrentCaller
 from pipeline.api.context import Services, services
 from pipeline.api.problems import ProblemError
 from pipeline.api.rendering import render, url
+from pipeline.api.security import SAFE_METHODS, local_path
 from pipeline.config import is_loopback
 
 router = APIRouter(include_in_schema=False)
@@ -100,7 +103,7 @@ def log_in_by_link(request: Request, found: CurrentServices, link: Secret, next:
 def log_out(request: Request, _: CurrentCaller, found: CurrentServices) -> Response:
     """End the login of this browser."""
     Access(found.db).end_login(access.login_secret(request))
-    security.add_cookie(request, sites.cookie_text(request, access.LOGIN_COOKIE, "", seconds=0))
+    security.add_cookie(request, security.cookie_text(request, access.LOGIN_COOKIE, "", seconds=0))
     return RedirectResponse(url(request, "/login"), status_code=303)
 
 
@@ -109,7 +112,7 @@ def begin_login(request: Request, secret: str, next_path: str) -> Response:
     if former := access.login_secret(request):
         Access(services(request).db).end_login(former)
     seconds = int(services(request).settings.api_login_lifetime.total_seconds())
-    security.add_cookie(request, sites.cookie_text(request, access.LOGIN_COOKIE, secret, seconds=seconds))
+    security.add_cookie(request, security.cookie_text(request, access.LOGIN_COOKIE, secret, seconds=seconds))
     return RedirectResponse(url(request, local_target(next_path)), status_code=303)
 
 
@@ -121,7 +124,7 @@ def local_target(path: str) -> str:
 
 def _begin(request: Request) -> FailedLogins:
     """Refuse a login that another site sent, and one too many."""
-    sites.check_site(request)
+    security.check_site(request)
     return check_login(request)
 
 
@@ -151,3 +154,17 @@ def _is_this_machine(request: Request) -> bool:
     if request.headers.get("x-forwarded-for") or request.headers.get("forwarded"):
         return False
     return is_loopback(security.peer_of(request))
+
+
+def problem_page(request: Request, problem: ProblemType, detail: str) -> Response | None:
+    """Return the page of a problem; None for endpoints of /v1 and callers that do not want HTML."""
+    path = local_path(request.scope)
+    if path.startswith("/v1/") or "text/html" not in request.headers.get("accept", ""):
+        return None
+    if problem.status == 401 and request.method in SAFE_METHODS:
+        query = request.scope["query_string"].decode("latin-1")
+        target = f"{path}?{query}" if query else path
+        return RedirectResponse(url(request, f"/login?next={quote(target)}"), status_code=303)
+    if problem.status == 401:
+        detail = "The login has ended. Log in in another tab, then go back here and send the form again."
+    return render(request, "problem.html", status=problem.status, problem=problem, detail=detail)

@@ -21,9 +21,10 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from joserfc.jwt import JWTClaimsRegistry
 
+from pipeline.admin import Database
 from pipeline.admin.access import Access, Identity
-from pipeline.admin.database import Database, clock
-from pipeline.api import security, sites
+from pipeline.admin.system import clock
+from pipeline.api import security
 from pipeline.api.access import granted_rights
 from pipeline.api.context import Services, services
 from pipeline.api.login import begin_login, check_login, local_target
@@ -174,7 +175,7 @@ def go_to_provider(request: Request, next: str = "/") -> Response:
     attempt = LoginAttempt.begin(local_target(next))
     provider: Provider = request.app.state.oidc
     target = provider.login_url(attempt, _redirect_uri(request))
-    security.add_cookie(request, sites.cookie_text(request, COOKIE, attempt.text(), seconds=_COOKIE_SECONDS))
+    security.add_cookie(request, security.cookie_text(request, COOKIE, attempt.text(), seconds=_COOKIE_SECONDS))
     return RedirectResponse(target, status_code=303)
 
 
@@ -184,8 +185,8 @@ def log_in_by_provider(
 ) -> Response:
     """Log in the person that the provider names."""
     check_login(request)
-    attempt = LoginAttempt.read(request.cookies.get(sites.cookie_name(request, COOKIE), ""))
-    security.add_cookie(request, sites.cookie_text(request, COOKIE, "", seconds=0))
+    attempt = LoginAttempt.read(request.cookies.get(security.cookie_name(request, COOKIE), ""))
+    security.add_cookie(request, security.cookie_text(request, COOKIE, "", seconds=0))
     if attempt is None or not hmac.compare_digest(attempt.state.encode(), state.encode()):
         raise _failed("The login was not begun in this browser, or more than 10 minutes ago.")
     if error or not code:

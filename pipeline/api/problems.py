@@ -2,16 +2,18 @@
 
 import logging
 import secrets
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pipeline.admin.problem_types import BY_SLUG, TYPE_PREFIX, ProblemType, problem_type
+from pipeline.admin.problem_types import BY_SLUG, TYPE_PREFIX, ProblemType, database_sentence, problem_type
 from pipeline.domain.errors import PipelineError
 
 log = logging.getLogger(__name__)
@@ -24,8 +26,10 @@ _SLUG_OF_STATUS = {
     404: "no-such-page",
     405: "method-not-allowed",
     413: "too-large",
-    415: "unsupported-media-type",
 }
+
+
+_AWAY = ("42P01", "42501", "3F000")  #: no such table, no right, no such schema: the database is not set up yet
 
 
 class ProblemError(HTTPException):
@@ -57,6 +61,7 @@ def install_handlers(app: FastAPI, page: ProblemPage) -> None:
     app.state.problem_page = page
     app.add_exception_handler(PipelineError, _expected)
     app.add_exception_handler(DBAPIError, _database)
+    app.add_exception_handler(PoolTimeoutError, _database)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(StarletteHTTPException, _http)
 
@@ -80,9 +85,22 @@ def internal_problem(request: Request, error: BaseException) -> Response:
 
 def _failed(request: Request, kind: ProblemType, sentence: str, error: BaseException) -> Response:
     reference = secrets.token_hex(8)
-    log.error("request failed, reference %s", reference, exc_info=error)
+    where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote a payload or a secret
+    log.error("request failed with %s, reference %s\n%s", _kind_of(error), reference, where)
     detail = f"{sentence} The log of the server has the cause under the reference {reference}."
     return _answer(request, kind, detail, members={"reference": reference})
+
+
+def _is_fault(error: Exception) -> bool:
+    """Whether a statement was wrong, so that repeating it later cannot help."""
+    state = getattr(getattr(error, "orig", None), "pgcode", None)
+    return isinstance(error, DataError | IntegrityError | ProgrammingError) and state not in _AWAY
+
+
+def _kind_of(error: BaseException) -> str:
+    """Name an error for the log: its type, and what Postgres calls it."""
+    state = getattr(getattr(error, "orig", None), "pgcode", None)
+    return type(error).__qualname__ + (f" (SQLSTATE {state})" if state else "")
 
 
 def _expected(request: Request, error: Exception) -> Response:
@@ -92,7 +110,9 @@ def _expected(request: Request, error: Exception) -> Response:
 
 
 def _database(request: Request, error: Exception) -> Response:
-    return _failed(request, BY_SLUG["database-unavailable"], "The database did not do it.", error)
+    if _is_fault(error):
+        return internal_problem(request, error)
+    return _failed(request, BY_SLUG["database-unavailable"], database_sentence(error), error)
 
 
 def _invalid_request(request: Request, error: Exception) -> Response:

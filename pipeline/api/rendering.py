@@ -1,10 +1,14 @@
-"""Render pages from templates. Links are relative to the prefix under which the app is mounted."""
+"""Render pages from templates, and format ages, instants and text from outside for people.
+
+Links are relative to the prefix under which the app is mounted.
+"""
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +19,91 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.api import formats
 from pipeline.api.access import csrf_token
 from pipeline.api.security import local_path, prefix_of
+from pipeline.text import visible_text
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def cleaned(value: Any) -> Any:
+    """Return text without control and bidi characters, which could hide or reorder what a page shows."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible_text(value, keep="\n\t")
+
+
+def duration(span: timedelta | float) -> str:
+    """Return a duration in one unit for a glance: 12 s, 4 m, 3 h, 2 d."""
+    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    seconds = max(0.0, seconds)
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def long_duration(span: timedelta | float) -> str:
+    """Return a duration in two units: 4 m 12 s, 2 d 3 h."""
+    seconds = int(max(0.0, span.total_seconds() if isinstance(span, timedelta) else float(span)))
+    parts: list[str] = []
+    for size, unit in (*_UNITS, (1, "s")):
+        if seconds >= size:
+            parts.append(f"{seconds // size} {unit}")
+            seconds %= size
+    return " ".join(parts[:2]) or "0 s"
+
+
+def instant(at: datetime | None, now: datetime | None = None) -> str:
+    """Return an instant in UTC; without the date if it is the day of ``now``."""
+    if at is None:
+        return ""
+    there = at.astimezone(UTC)
+    if now is not None and there.date() == now.astimezone(UTC).date():
+        return f"{there:%H:%M:%S}"
+    return f"{there:%Y-%m-%d %H:%M:%S}"
+
+
+def iso(at: datetime) -> str:
+    """Return an instant for the attribute of a time element."""
+    return at.astimezone(UTC).isoformat()
+
+
+def short_id(value: Any) -> str:
+    """Return the first and the last digits of a long id."""
+    text = str(value)
+    return f"{text[:8]}…{text[-4:]}" if len(text) > 20 else text
+
+
+def number(value: float | None) -> str:
+    """Return a number with thin spaces between thousands."""
+    if value is None:
+        return "-"
+    text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return text.replace(",", "\u202f")
+
+
+def pretty_json(value: Any) -> str:
+    """Return a value as indented JSON; a text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def sentence(text: str) -> str:
+    """Return text with a capital letter first and a full stop at its end."""
+    found = text.strip()
+    if not found:
+        return ""
+    return found[0].upper() + found[1:] + ("" if found[-1] in ".!?…" else ".")
+
+
+def first_clause(text: str, limit: int = 90) -> str:
+    """Return the begin of an error text for a list: up to the first semicolon, without places in the code."""
+    found = re.sub(r" \([\w./-]+:\d+\)", "", text.split(";", 1)[0]).strip()
+    return found if len(found) <= limit else found[: limit - 1].rstrip() + "…"
+
+
+def clauses(text: str) -> list[str]:
+    """Return the parts of an error text, each as a sentence."""
+    return [sentence(part) for part in text.split(";") if part.strip()]
+
 
 THEMES = ("", "light", "dark")  #: empty: as the browser prefers
 THEME_COOKIE = "pipeline_theme"
@@ -71,7 +157,7 @@ def _host(link: str) -> str:
 
 
 def _since(at: datetime, now: datetime, parts: int = 1) -> str:
-    return formats.duration(now - at) if parts == 1 else formats.long_duration(now - at)
+    return duration(now - at) if parts == 1 else long_duration(now - at)
 
 
 def _environment() -> Environment:
@@ -79,20 +165,20 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=formats.cleaned,
+        finalize=cleaned,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {
-        "iso": formats.iso,
-        "instant": formats.instant,
+        "iso": iso,
+        "instant": instant,
         "since": _since,
-        "duration": formats.duration,
-        "long_duration": formats.long_duration,
-        "short_id": formats.short_id,
-        "number": formats.number,
-        "pretty_json": formats.pretty_json,
-        "sentence": formats.sentence,
+        "duration": duration,
+        "long_duration": long_duration,
+        "short_id": short_id,
+        "number": number,
+        "pretty_json": pretty_json,
+        "sentence": sentence,
         "tone": _tone,
         "host": _host,
     }

@@ -2,12 +2,21 @@
 
 - A body is limited while it is read, with or without a declared length.
 - ``X-Forwarded-*`` is followed only if a listed proxy sent it.
+- Acts that another site makes a browser send are refused, by Origin and CSRF token.
 - Every answer carries the security headers; only static files may be cached.
 - An unexpected error is logged under a reference and answered without internals.
+- Every answer says in ``Server-Timing`` how long the server took, and is one line of the log at level INFO. The line
+  has no query, because a query may hold a one-time link or a text that a person searched.
 """
 
+import hashlib
+import hmac
 import ipaddress
+import logging
+import secrets
+import time
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.api.problems import ProblemError, internal_problem
 from pipeline.config import Settings
+from pipeline.text import parse_id
+
+log = logging.getLogger(__name__)
 
 PEER = "pipeline.peer"  #: key of the scope: the address of the other end of the connection, proxy or not
 PREFIX = "pipeline.prefix"  #: key of the scope: the path under which this app is mounted
@@ -56,13 +68,13 @@ class Guard:
         headers = Headers(scope=scope)
         is_upload = headers.get("content-type", "").startswith("multipart/") and scope["path"].endswith(_UPLOADS)
         limit, seen = self.max_upload if is_upload else self.max_body, 0
-        declared = headers.get("content-length", "")
+        declared = parse_id(headers.get("content-length", ""))
 
         async def receive_limited() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b"")) if message["type"] == "http.request" else 0
-            if seen > limit or (declared.isdigit() and int(declared) > limit):
+            if max(seen, declared or 0) > limit:
                 raise ProblemError(
                     "too-large", f"The body has more than {limit} bytes, which is the limit. Nothing was changed."
                 )
@@ -76,7 +88,7 @@ class _Answer:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self._send, self.is_started = scope, send, False
-        self._caching = _caching(scope)
+        self._caching, self._begun_at = _caching(scope), time.perf_counter()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -87,7 +99,15 @@ class _Answer:
             headers.setdefault("Cache-Control", self._caching)
             for cookie in self.scope["state"].get("new_cookies", ()):
                 headers.append("Set-Cookie", cookie)
+            took = (time.perf_counter() - self._begun_at) * 1000
+            headers["Server-Timing"] = f"app;dur={took:.1f}"
+            self._log(message["status"], took)
         await self._send(message)
+
+    def _log(self, status: int, took: float) -> None:
+        caller = self.scope["state"].get("caller")
+        name = f" by {caller.name}" if caller is not None else ""
+        log.info("%s %s %d in %.0f ms%s", self.scope["method"], quote(self.scope["path"]), status, took, name)
 
 
 def _caching(scope: Scope) -> str:
@@ -174,3 +194,72 @@ def origin_of(request: Request) -> str:
 def add_cookie(request: Request, cookie: str) -> None:
     """Send a cookie with the answer to this request."""
     request.scope["state"].setdefault("new_cookies", []).append(cookie)
+
+
+FIELD, HEADER = "csrf_token", "X-CSRF-Token"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_SEED = "pipeline_csrf"
+
+
+def cookie_name(request: Request, name: str) -> str:
+    """Return the name of a cookie; over HTTPS with the prefix that binds it to this host."""
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def cookie_text(request: Request, name: str, value: str, *, seconds: int | None = None) -> str:
+    """Return a cookie that no script can read and no other site can send with a form."""
+    parts = [f"{cookie_name(request, name)}={value}", "Path=/", "HttpOnly", "SameSite=Lax"]
+    parts += ["Secure"] if is_secure(request) else []
+    parts += [f"Max-Age={seconds}"] if seconds is not None else []
+    return "; ".join(parts)
+
+
+def csrf_token(request: Request) -> str:
+    """Return the token that forms send as ``csrf_token`` and scripts as ``X-CSRF-Token``.
+
+    It is bound to the login. A caller without one, such as a person that a proxy names, gets a cookie to bind it to.
+    """
+    seed = getattr(request.state, "login_secret", "") or _seed(request)
+    return hmac.new(seed.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def _seed(request: Request) -> str:
+    found: str = request.cookies.get(cookie_name(request, _SEED), "") or getattr(request.state, "csrf_seed", "")
+    if not found:
+        found = secrets.token_urlsafe(32)
+        request.state.csrf_seed = found
+        add_cookie(request, cookie_text(request, _SEED, found))
+    return found
+
+
+def check_site(request: Request) -> None:
+    """Refuse a request that does not come from a page of this app."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    own = origin_of(request)
+    if site not in (None, "same-origin") or origin not in (None, own):
+        raise ProblemError(
+            "cross-site",
+            f"The request comes from {origin or 'another site'}; expected {own}. Behind a proxy, list its address in "
+            "PIPELINE_API_TRUSTED_PROXIES. Nothing was changed.",
+        )
+    if site is None and origin is None:
+        raise ProblemError(
+            "cross-site", "The request does not name its origin; expected the header Origin. Nothing was changed."
+        )
+
+
+async def check_act(request: Request) -> None:
+    """Refuse an act without the CSRF token of this login, or from another site."""
+    if request.method in SAFE_METHODS:
+        return
+    check_site(request)
+    given = request.headers.get(HEADER, "")
+    if not given and request.headers.get("content-type", "").startswith(_FORMS):
+        given = str((await request.form()).get(FIELD, ""))
+    if not hmac.compare_digest(csrf_token(request).encode(), given.encode()):
+        raise ProblemError(
+            "csrf-token",
+            f"The CSRF token is missing or belongs to another login; expected it in the field {FIELD} or the header "
+            f"{HEADER}. Load the page again. Nothing was changed.",
+        )

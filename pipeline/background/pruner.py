@@ -4,7 +4,7 @@ import time
 
 from pipeline.background.messages import SweepReport
 from pipeline.store.database import Database
-from pipeline.transitions import housekeeping, installation, workflows
+from pipeline.transitions import housekeeping, workflows
 
 _SECONDS_PER_TABLE = 10  #: a long past is pruned over several passes
 
@@ -13,7 +13,7 @@ def prune(db: Database) -> SweepReport:
     """Raise the watermarks behind consumed events, then prune each table for a while."""
     with db.transaction() as tx:
         workflows.raise_watermarks(tx)
-        old_samples = installation.delete_old_samples(tx)
+        old_samples = housekeeping.delete_old_samples(tx)
     report = SweepReport()
     report.add("samples", old_samples)
     for name in housekeeping.PRUNED_TABLES:

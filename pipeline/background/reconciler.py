@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.connectors.sdk import Call, Operation
+from pipeline.domain.codec import opened
 from pipeline.domain.errors import PipelineError, QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.reconciliation import (
@@ -42,6 +43,7 @@ from pipeline.store.rows import BookedMutationRow, RunMutationRow
 from pipeline.store.schema import MutationRow
 from pipeline.telemetry import metrics, spans
 from pipeline.transitions import late_effects, mutations, reconciliation
+from pipeline.worker import sealing
 from pipeline.worker.calls import call_within
 from pipeline.worker.outcomes import reconcile_end, reported_cost, storable_result, verdict_label
 from pipeline.workflows.registry import Registry
@@ -313,9 +315,9 @@ class Reconciler:
         connector, function = self.registry.connectors[row.connector], operation.reconcile_function
         assert function is not None
         limit = operation.policy.immediate_timeout
-        call = Call.within(key or row.idempotency_key, limit)
+        call, params = Call.within(key or row.idempotency_key, limit), opened(row.params)
         finished = call_within(
-            lambda: function(connector, call, **operation.arguments(row.params)),
+            lambda: function(connector, call, **operation.arguments(params)),
             call,
             limit,
             what=f"{row.connector}.{row.operation}.reconcile",
@@ -324,7 +326,8 @@ class Reconciler:
         if cost is not None:
             with self.db.transaction() as tx:
                 reconciliation.add_cost(tx, MutationId(row.id), cost)
-        return reconcile_end(connector, operation, row.params, finished)
+        is_private = sealing.is_private(self.db, row.workflow)
+        return reconcile_end(connector, operation, params, finished, is_private=is_private)
 
     def _record_decision(self, row: BookedMutationRow, decision: CallDecision) -> None:
         """Write down what a reconcile attempt found out. A mutation that was resolved meanwhile stays as it is."""
@@ -334,7 +337,12 @@ class Reconciler:
             match decision.action:
                 case NextAction.APPLIED:
                     result = storable_result(decision.result, self.limits, f"{row.connector}.{row.operation}")
-                    item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.RECONCILE)
+                    item = AppliedMutation(
+                        mutation_id=mutation_id,
+                        workflow=row.workflow,
+                        result=result,
+                        resolved_by=Resolver.RECONCILE,
+                    )
                     refused = mutations.apply(tx, [item], limits=self.limits).refused
                 case NextAction.ABSENT:
                     refused = self._fail_as_absent(tx, row, decision.reason)

@@ -23,7 +23,7 @@ from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_disconnecte
 from pipeline.store.reads import work
 from pipeline.store.rows import RunOfWorkflowRow
 from pipeline.telemetry import metrics, spans
-from pipeline.transitions import runs, sessions, stops, workflows
+from pipeline.transitions import runs, stops, workflows
 from pipeline.transitions.stops import LEASE_LAPSED, StoppedRun
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def recover_unclaimed_runs(db: Database, *, older_than: timedelta) -> int:
 def recover_unfinished_sessions(db: Database, *, limit: int = 100) -> int:
     """Finish sessions whose runs have all committed."""
     with db.transaction() as tx:
-        return len(sessions.finish(tx, work.finishable_sessions(tx, limit=limit)))
+        return len(workflows.finish_sessions(tx, work.finishable_sessions(tx, limit=limit)))
 
 
 def recover_maintenance_mode(db: Database) -> int:

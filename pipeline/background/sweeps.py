@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer, sampler
+from pipeline.background import backfiller, doctor, notifier, pruner, reconciler, redispatcher, rescuer
 from pipeline.background.messages import ReconcileMessage, SweepReport
 from pipeline.background.notifier import LogNotifier, Notifier
 from pipeline.background.reconciler import DispatchReconcile, Reconciler
@@ -22,6 +22,13 @@ from pipeline.store.rows import SlotRow
 from pipeline.telemetry import metrics
 from pipeline.transitions import housekeeping
 from pipeline.workflows.registry import Registry
+
+
+def sample(db: Database) -> SweepReport:
+    """Take one sample of every workflow in which something happened or waits."""
+    with db.autocommit() as tx:
+        return SweepReport({"workflows": number} if (number := housekeeping.take_sample(tx)) else {})
+
 
 _POSTPONED = "postponed"
 _MAX_POSTPONED = 2  #: rescues after an outage: about twice the time in which a heartbeat is due
@@ -101,7 +108,10 @@ class Sweeps:
         return pruner.prune(self.db)
 
     def samples(self) -> SweepReport:
-        return sampler.sample(self.db)
+        return sample(self.db)
+
+    def chain(self) -> SweepReport:
+        return doctor.chain(self.db)
 
     def doctor(self) -> SweepReport:
         return doctor.check(self.db, allowed_unsafe_settings=self.allowed_unsafe_settings)
@@ -151,6 +161,7 @@ DUTIES: Mapping[str, Duty] = {
     "notices": Duty(timedelta(seconds=10), Sweeps.notices, moves_runs=False),
     "retention": Duty(timedelta(minutes=5), Sweeps.retention, moves_runs=False),
     "samples": Duty(timedelta(minutes=1), Sweeps.samples, moves_runs=False),
+    "chain": Duty(timedelta(minutes=1), Sweeps.chain, moves_runs=False),
     "doctor": Duty(timedelta(minutes=15), Sweeps.doctor, moves_runs=False),
 }
 PERIODS: Mapping[str, timedelta] = {name: duty.period for name, duty in DUTIES.items()}

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.bench.installation import Fleet, Installation
-from pipeline.bench.rows import NOT_COPIED
+from pipeline.bench.installation import NOT_COPIED, Fleet, Installation
 from pipeline.bench.workflow import DONE, ORDERS
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.store.reads import invariants
-from pipeline.store.reads.durability import durability_findings
+from pipeline.store.reads.invariants import durability_findings
 
 _COUNTS = {
     "consumed": (

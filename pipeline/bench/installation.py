@@ -17,24 +17,98 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.admin.controls import WorkflowControls
-from pipeline.bench import rows
 from pipeline.bench.counters import OWN, LogCounts, StatementLog, connect, cpu_seconds, memory_mb, postmaster_pid
-from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, ORDERS, WITNESS_VARIABLE
+from pipeline.bench.workflow import COMMITTED_SUFFIX, DONE, IDLE, NAMES, ORDERS, WITNESS_VARIABLE
 from pipeline.celery import app
 from pipeline.chaos.nodes import NodeProcess, celery_command
 from pipeline.client import publish
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
-from pipeline.domain.states import RunStatus
+from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.values import Actor
 from pipeline.embedded import servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, Statement, UnreadRow, identity
-from pipeline.tasks.broker_owner import OWNER_KEY
+from pipeline.store.schema import deliveries, metadata
+from pipeline.tasks.broker_owner import owner_key
 from pipeline.tasks.messages import queue_depth
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
+
+_TABLES = ", ".join(str(table) for table in metadata.sorted_tables)
+_OWN = f"^({'|'.join(NAMES)}|{IDLE}[0-9]+)$"  #: the names of the benchmark's workflows
+_COPY = "copy-"
+ORDER = "order-"  #: the names of orders that were published begin with it, and come after those of copies
+NOT_COPIED = f"e.message_id >= '{ORDER}'"  #: of a row ``e`` of events
+#: Without the columns that Postgres computes.
+_DELIVERY_COLUMNS = ", ".join(column.name for column in deliveries.columns if column.computed is None)
+
+#: Each run that is copied has an order, its delivery, a mutation, and the event that it published.
+_COPY_FINISHED = f"""
+WITH source AS (
+  SELECT r.id AS run, m.id AS mutation, d.event_id AS "order", o.id AS done
+  FROM pipeline.runs r JOIN pipeline.mutations m ON m.run_id = r.id JOIN pipeline.deliveries d ON d.run_id = r.id
+  JOIN pipeline.events o ON o.created_by_run_id = r.id
+  WHERE r.workflow = %(workflow)s AND d.status = '{DeliveryStatus.CONSUMED}' LIMIT 1
+), new AS MATERIALIZED (
+  SELECT s.*, pipeline.uuid7() AS new_run, pipeline.uuid7() AS new_mutation,
+    pipeline.next_event_id() AS new_order, pipeline.next_event_id() AS new_done, n
+  FROM source s, generate_series(1, %(count)s) n
+), runs AS (
+  INSERT INTO pipeline.runs OVERRIDING SYSTEM VALUE
+  SELECT (jsonb_populate_record(NULL::pipeline.runs,
+    to_jsonb(r) || jsonb_build_object('id', n.new_run, 'event_ids', jsonb_build_array(n.new_order),
+      'mutation_id', n.new_mutation))).*
+  FROM new n JOIN pipeline.runs r ON r.id = n.run
+), mutations AS (
+  INSERT INTO pipeline.mutations OVERRIDING SYSTEM VALUE
+  SELECT (jsonb_populate_record(NULL::pipeline.mutations,
+    to_jsonb(m) || jsonb_build_object('id', n.new_mutation, 'run_id', n.new_run, 'effect_id', n.new_mutation,
+      'idempotency_key', n.new_mutation))).*
+  FROM new n JOIN pipeline.mutations m ON m.id = n.mutation
+), orders AS (
+  INSERT INTO pipeline.events OVERRIDING SYSTEM VALUE
+  SELECT (jsonb_populate_record(NULL::pipeline.events,
+    to_jsonb(e) || jsonb_build_object('id', n.new_order, 'message_id', '{_COPY}' || n.new_order))).*
+  FROM new n JOIN pipeline.events e ON e.id = n."order"
+), done AS (
+  INSERT INTO pipeline.events OVERRIDING SYSTEM VALUE
+  SELECT (jsonb_populate_record(NULL::pipeline.events,
+    to_jsonb(e) || jsonb_build_object('id', n.new_done, 'message_id', '{_COPY}' || n.new_order,
+      'created_by_run_id', n.new_run, 'caused_by', jsonb_build_array(n.new_order)))).*
+  FROM new n JOIN pipeline.events e ON e.id = n.done
+)
+INSERT INTO pipeline.deliveries ({_DELIVERY_COLUMNS})
+SELECT {_DELIVERY_COLUMNS} FROM (
+  SELECT (jsonb_populate_record(NULL::pipeline.deliveries,
+    to_jsonb(d) || jsonb_build_object('event_id', n.new_order, 'run_id', n.new_run))).*
+  FROM new n JOIN pipeline.deliveries d ON d.event_id = n."order"
+) copied
+"""
+
+
+def clear(cursor: Any) -> list[str]:
+    """Remove every row, unless there are workflows of other programs: remove nothing then, and return some names."""
+    cursor.execute("BEGIN; LOCK TABLE pipeline.workflows IN ACCESS EXCLUSIVE MODE")
+    try:
+        cursor.execute("SELECT name FROM pipeline.workflows WHERE name !~ %s ORDER BY name LIMIT 3", (_OWN,))
+        foreign = [name for (name,) in cursor.fetchall()]
+        if not foreign:
+            for switch in ("DISABLE", "ENABLE"):  # only an owner of the schema empties the ledger and the audit
+                for table in ("mutations", "audit", "audit_links"):
+                    cursor.execute(f"ALTER TABLE pipeline.{table} {switch} TRIGGER USER")
+                if switch == "DISABLE":
+                    cursor.execute(f"TRUNCATE {_TABLES} CASCADE")
+    finally:
+        cursor.execute("COMMIT")
+    return foreign
+
+
+def copy_finished_run(cursor: Any, workflow: str, count: int) -> None:
+    """Copy a finished run of a workflow so many times, with its order, its mutation and what it published."""
+    cursor.execute(_COPY_FINISHED, {"workflow": workflow, "count": count})
+
 
 WORKFLOWS = "pipeline.bench.workflow"  #: the module with the measured workflows
 _START_TIMEOUT = 300.0
@@ -48,7 +122,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 
 _RENAME_SESSION = Statement[UnreadRow]("SELECT set_config('application_name', CAST(:name AS text), false)")
 _OPEN_RUNS = "SELECT count(*) FROM pipeline.runs WHERE status = %s"
 _HOLDER = "SELECT worker FROM pipeline.runs WHERE workflow = %s AND status = %s AND worker IS NOT NULL"
-_DONE = f"SELECT count(*) FROM pipeline.events e WHERE e.workflow = %s AND e.topic = %s AND {rows.NOT_COPIED}"
+_DONE = f"SELECT count(*) FROM pipeline.events e WHERE e.workflow = %s AND e.topic = %s AND {NOT_COPIED}"
 
 
 class BenchError(PipelineError):
@@ -104,13 +178,13 @@ class Installation:
     def clear(self) -> None:
         """Remove every row. Refuse that if other programs have registered workflows meanwhile."""
         with self._session.cursor() as cursor:
-            if foreign := rows.clear(cursor):
+            if foreign := clear(cursor):
                 raise _not_empty(foreign)
 
     def copy_finished_run(self, workflow: str, count: int) -> None:
         """Copy a finished run of a workflow so many times."""
         with self._session.cursor() as cursor:
-            rows.copy_finished_run(cursor, workflow, count)
+            copy_finished_run(cursor, workflow, count)
 
     def register(self) -> None:
         """Register the measured workflows, as a worker does when it starts."""
@@ -166,7 +240,7 @@ class Fleet:
         self.expected: int | None = None  #: orders that must be done; None: all that were published
         self.configure(options)
         self._stack = stack
-        self._orders = (f"{rows.ORDER}{number:08}" for number in count())
+        self._orders = (f"{ORDER}{number:08}" for number in count())
         self._db = Database.connect(site.urls.database_url, pool_size=1)  #: of the service that publishes orders
         stack.callback(self._db.dispose)
         with self._db.transaction() as tx:  # its statements do not count as the workers'
@@ -383,7 +457,8 @@ def _not_empty(names: Sequence[str]) -> NotEmptyError:
     )
 
 
-_UNACKED = ("unacked", "unacked_index")  #: messages that workers hold, as Celery keeps them in Redis
+#: Messages that workers hold, as Celery keeps them in Redis: those of other apps, and ours.
+_UNACKED = ("unacked", "unacked_index", "pipeline.unacked", "pipeline.unacked_index")
 
 
 def foreign_owner(url: str, ours: str) -> str | None:
@@ -391,7 +466,7 @@ def foreign_owner(url: str, ours: str) -> str | None:
     with _connection(url) as connection:
         if not _is_redis(url):
             return None
-        found = connection.default_channel.client.get(OWNER_KEY)
+        found = connection.default_channel.client.get(owner_key())
     owner = found.decode(errors="replace") if isinstance(found, bytes) else found
     return None if owner in {None, ours} else str(owner)
 

@@ -298,7 +298,7 @@ def _requests_in_progress(provider: str) -> int:
 
 def _check_options(options: ChaosOptions) -> None:
     if find_spec("httpx") is None:
-        raise ChaosError("chaos needs httpx, which is not installed: pip install 'pipeline[http]'")
+        raise ChaosError("chaos needs httpx, which is not installed: pip install 'celery-durable-effects[http]'")
     for name, least in (("mutations", 1), ("workers", 1)):
         if getattr(options, name) < least:
             raise InvalidInputError(f"{name} is {getattr(options, name)}; expected at least {least}.")

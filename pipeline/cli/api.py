@@ -1,25 +1,85 @@
-"""Command ``pipeline api``: serve the HTTP API and the operator console."""
+"""Command ``pipeline api``: serve the HTTP API and the operator console.
+
+The API gets from here what only this process has: the broker, and the code of workflows if it can be imported.
+"""
 
 import getpass
 import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.admin.access import LINK_LIFETIME, Access
+from pipeline.admin.plan import PlannedRun, Planner
+from pipeline.background.sweeps import periods
 from pipeline.cli import common, setup
+from pipeline.cli.dead_letters import BrokerDeadLetters
 from pipeline.config import Settings, is_loopback
 from pipeline.domain.access import Rights, Role
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.store import migrate
+from pipeline.store.codecs import settings_codec
 from pipeline.store.database import Database
+from pipeline.workflows.registry import Registry
+
+if TYPE_CHECKING:
+    from pipeline.api.context import Services
+
+
+def api_services(settings: Settings, database: Database) -> "Services":
+    """Build the services of ``pipeline api``."""
+    from pipeline.api.context import Services  # needs the extra console
+
+    wake_ups, registry = common.WakeUps(), _registry_or_none()
+    database.codecs = (registry or Registry()).codecs(settings_codec(settings))
+    return Services.connect(
+        settings,
+        database,
+        wake_workflow=wake_ups.wake_workflow,
+        dispatch_run=wake_ups.dispatch_run,
+        dead_letters=BrokerDeadLetters(),
+        operations=registry,
+        plan=_plans(settings, database, registry),
+        sweep_periods=periods(settings.tick),
+        queue_lengths=_queue_lengths,
+    )
+
+
+def _queue_lengths(names: Collection[str]) -> Mapping[str, int] | None:
+    """Ask the broker how many messages wait."""
+    from pipeline.tasks import messages  # Celery is slow to import
+
+    return messages.queue_lengths(names)
+
+
+def _registry_or_none() -> Registry | None:
+    """Load the code of workflows; None where it cannot be imported: only fetching and planning need it."""
+    try:
+        return common.load_registry()
+    except PipelineError as error:
+        typer.echo(f"{error} Results cannot be fetched here, and nothing can be planned.", err=True)
+        return None
+
+
+def _plans(
+    settings: Settings, database: Database, registry: Registry | None
+) -> Callable[[str, int], list[PlannedRun]] | None:
+    """Return what plans a workflow with the loaded code; None if there is none."""
+    if registry is None or not registry.workflows:
+        return None
+
+    def plan(workflow: str, limit: int) -> list[PlannedRun]:
+        return Planner(database, registry, step_limit=settings.step_time_limit).plan(workflow, limit=limit)
+
+    return plan
+
 
 _NEEDED = ("fastapi", "jinja2", "multipart", "uvicorn")
 
@@ -37,9 +97,9 @@ def api(
     import uvicorn
     from starlette.routing import Mount, Router
 
-    from pipeline.api.app import create
-    from pipeline.api.server import StreamingServer
-    from pipeline.cli.api_services import api_services
+    from pipeline.api.app import StreamingServer, create
+
+    pass
 
     settings = Settings.load(os.environ)
     setup.log_to_stderr(settings)
@@ -106,7 +166,7 @@ def _require_extra() -> None:
     if missing := missing_packages():
         raise InvalidInputError(
             f"The API needs packages that are not installed ({missing}); "
-            "install them with `pip install 'pipeline[console]'`."
+            "install them with `pip install 'celery-durable-effects[console]'`."
         )
 
 

@@ -12,8 +12,7 @@ from rich.tree import Tree
 from pipeline.admin import attention as client
 from pipeline.admin import lookup
 from pipeline.admin import trace as admin_trace
-from pipeline.admin.attention import AttentionItem
-from pipeline.admin.incidents import Incident, open_incidents
+from pipeline.admin.attention import AttentionItem, Incident, open_incidents
 from pipeline.admin.resolutions import Resolutions
 from pipeline.admin.trace import Trace, TraceNode
 from pipeline.cli import common, tables

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.admin import lookup, pages
+from pipeline.admin import lookup, pages, system
 from pipeline.admin.audit import AuditFilter, AuditRecord
 from pipeline.cli import common, tables
 from pipeline.domain.errors import InvalidInputError, quantity
@@ -27,10 +27,16 @@ def audit(  # noqa: PLR0913 - options of a command
         str | None, typer.Option(help="Go on where a page ended, with the cursor that it printed.")
     ] = None,
     limit: common.Limit = 50,
+    head: Annotated[
+        bool, typer.Option("--head", help="Print only the newest link, to keep it elsewhere for `pipeline doctor`.")
+    ] = False,
     as_json: common.AsJson = False,
 ) -> None:
     """List what operators and sweeps did, newest first, with who, why and to what."""
     database: Database = context.obj
+    if head:
+        common.print_lines(system.audit_head(database) or "Nothing is chained yet.")
+        return
     with database.transaction() as tx:
         now = tx.clock()
         only = AuditFilter(
@@ -50,7 +56,7 @@ def audit(  # noqa: PLR0913 - options of a command
     tables.print_table(
         quantity(len(found.items), "act") if found.items else "No such act.",
         ("at", "actor", "act", "about"),
-        [(common.format_time(each.at), each.actor, each.act, _subject(each)) for each in found.items],
+        [(common.format_time(each.at), each.shown_actor, each.act, _subject(each)) for each in found.items],
         [each.reason for each in found.items],
         note="reason",
     )

@@ -30,9 +30,19 @@ Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")
 Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to search.")]
 
 
+def load_settings() -> Settings:
+    """Read the settings; with PIPELINE_APP as they are for its workers."""
+    settings = Settings.load(os.environ)
+    if settings.app:
+        from pipeline.celery import installed  # Celery is slow to import
+
+        settings = installed().load_settings()
+    return settings
+
+
 def load_registry() -> Registry:
-    """Load the workflows of PIPELINE_WORKFLOWS, as a worker does."""
-    return Registry.load(Settings.load(os.environ).workflows)
+    """Load the workflows of PIPELINE_WORKFLOWS or of PIPELINE_APP, as a worker does."""
+    return Registry.load(load_settings().workflows)
 
 
 def complete_workflow(incomplete: str) -> list[str]:
@@ -48,8 +58,8 @@ WorkflowOption = Annotated[str | None, typer.Option(help="Only of this workflow.
 
 
 def actor(by: str, reason: str) -> Actor:
-    """Return who acts, and why."""
-    return Actor(name=by or getpass.getuser(), reason=reason)
+    """Return who acts, and why. The name is only claimed: who can use the database can give any."""
+    return Actor(name=by or getpass.getuser(), reason=reason, is_claimed=True)
 
 
 def single_argument(arguments: Sequence[str] | None) -> str | None:
@@ -78,9 +88,11 @@ class WakeUps:
 
     def dispatch_run(self, run_id: UUID) -> None:
         """Notify a worker that a run's request may be sent."""
-        from pipeline.tasks import messages as tasks_messages
+        self.dispatch_runs([run_id])
 
-        self._record(tasks_messages.dispatch(DispatchMessage(task=PhaseTask.MUTATE, run_ids=(str(run_id),))))
+    def dispatch_runs(self, run_ids: Sequence[UUID]) -> None:
+        """Notify a worker that the requests of these runs may be sent."""
+        self.dispatch([DispatchMessage(task=PhaseTask.MUTATE, run_ids=tuple(map(str, run_ids)))])
 
     def dispatch(self, messages: Iterable[DispatchMessage]) -> None:
         """Notify workers that runs may continue."""

@@ -6,14 +6,23 @@ from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
+from uuid import UUID
 
 import typer
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.admin import lookup
-from pipeline.admin.operations import RegisteredOperation, grade_of, registered_operations
+from pipeline.admin.operations import (
+    OpenBreaker,
+    RegisteredOperation,
+    close_breaker,
+    grade_of,
+    open_breaker,
+    open_breakers,
+    operation_name,
+    registered_operations,
+)
 from pipeline.admin.plan import PlannedRun, Planner, request_counts
-from pipeline.background.scheduler import dispatch_messages
 from pipeline.cli import common, tables
 from pipeline.config import Settings
 from pipeline.connectors.sdk import Grade
@@ -21,8 +30,6 @@ from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersi
 from pipeline.domain.operations import OperationSpec
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
-from pipeline.store.rows import DispatchableRunRow, OpenBreakerRow
-from pipeline.transitions import breakers as verbs
 from pipeline.workflows.registry import Registry, operation_specs
 
 _RUNS_PER_MESSAGE = 100  #: runs dispatched by one message
@@ -111,12 +118,12 @@ def plan(
 def breakers(context: typer.Context, as_json: common.AsJson = False) -> None:
     """List operations whose circuit breaker is open: they start no new mutation."""
     database: Database = context.obj
-    with database.transaction() as tx:
-        rows, now = ledger.open_breakers(tx), tx.clock()
+    rows = open_breakers(database)
     if as_json:
-        columns = ("connector", "operation", "reason", "opened_by", "opened_at", "probe_at")
-        common.print_json([{column: getattr(row, column) or "" for column in columns} for row in rows])
+        common.print_json([{name: value or "" for name, value in asdict(row).items()} for row in rows])
         return
+    with database.transaction() as tx:
+        now = tx.clock()
     tables.print_table(
         f"{len(rows)} open",
         ("connector", "operation", "opened by", "age", "probe"),
@@ -144,16 +151,15 @@ def breaker(
     as_json: common.AsJson = False,
 ) -> None:
     """Open the circuit breaker of an operation, or close it."""
-    connector, name = _parse_operation(context.obj, operation)
+    _require_known(context.obj, operation)
     wake_ups, who, changed = common.WakeUps(), common.actor(by, reason), True
-    waiting: Sequence[DispatchableRunRow] = ()
-    with context.obj.transaction() as tx:
-        if action is BreakerAction.OPEN:
-            verbs.open_by_operator(tx, (connector, name), who)
-        elif changed := verbs.close_by_operator(tx, (connector, name), who):
-            waiting = verbs.redispatch_waiting(tx)
+    waiting: list[UUID] = []
+    if action is BreakerAction.OPEN:
+        open_breaker(context.obj, operation, who)
+    else:
+        changed = close_breaker(context.obj, operation, who, waiting.append)
     for first in range(0, len(waiting), _RUNS_PER_MESSAGE):
-        wake_ups.dispatch(dispatch_messages(waiting[first : first + _RUNS_PER_MESSAGE]))
+        wake_ups.dispatch_runs(waiting[first : first + _RUNS_PER_MESSAGE])
     if as_json:
         common.print_json(
             {"operation": operation, "act": action, "is_changed": changed, "is_notified": wake_ups.is_notified}
@@ -163,17 +169,14 @@ def breaker(
     common.print_lines(f"{operation}: {action}" if changed else f"{operation} was not open", sent, wake_ups.text())
 
 
-def _parse_operation(database: Database, operation: str) -> tuple[str, str]:
-    """Split connector and operation; refuse one that neither a worker has registered nor the loaded code has."""
-    connector, _, name = operation.partition(".")
-    if not connector or not name:
-        raise InvalidInputError(f"{operation!r} names no operation; expected connector.operation, such as mail.send.")
+def _require_known(database: Database, operation: str) -> None:
+    """Refuse an operation that neither a worker has registered nor the loaded code has."""
+    operation_name(operation)
     known = {spec.name for spec in (*registered_operations(database), *operation_specs(_registry_or_empty()))}
     if known and operation not in known:
         raise InvalidInputError(f"The operation {operation!r} is unknown; known are: {', '.join(sorted(known))}.")
     if not known:
         typer.echo(f"No worker has registered an operation: check the spelling of {operation}.", err=True)
-    return connector, name
 
 
 def _registry_or_empty() -> Registry:
@@ -231,11 +234,11 @@ def _raise_code_missing(database: Database, workflow: str) -> None:
     )
 
 
-def _probe_text(breaker: OpenBreakerRow, now: datetime) -> str:
+def _probe_text(breaker: OpenBreaker, now: datetime) -> str:
     """Format when the next probe mutation is let through."""
     if breaker.probe_at is None:
         return "none"
-    return "due" if breaker.is_due else f"in {common.age(now, breaker.probe_at)}"
+    return "due" if breaker.probe_at <= now else f"in {common.age(now, breaker.probe_at)}"
 
 
 def _note(item: PlannedRun) -> str:

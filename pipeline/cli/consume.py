@@ -3,7 +3,7 @@
 Exit codes:
 
 - 0: the loop ended or was stopped, and everything fetched was settled
-- 1: nothing can be fetched, the time is up, items were left, or an exception handler failed too
+- 1: nothing can be fetched, the time is up, items were left or are in doubt, or an exception handler failed too
 - 2: wrong usage
 - 4: with ``--strict``: some item did not succeed
 - 75: the Redis of a task that connects in its constructor is unavailable; start it again
@@ -15,10 +15,12 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -36,23 +38,35 @@ from pipeline.consumer_engine.policies import ConsumerPolicy, build_policy, load
 from pipeline.domain.errors import InvalidInputError, PipelineError, quantity
 from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.telemetry import spans_export
+from pipeline.worker import liveness
 from pipeline.workflows.registry import add_current_folder_to_path
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
+_STALLED_AFTER = 300.0  #: seconds
 _PACKAGE, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 
 Task = ConsumerMixin | AsyncConsumerMixin
 
 
-def consume(
+def consume(  # noqa: PLR0913 - options of a command
     name: Annotated[
         str, typer.Argument(metavar="MODULE:TASK", help="A task: an object, or a class that needs no arguments.")
     ],
+    *,
     policy: Annotated[
         Path | None, typer.Option(help="A policy as TOML, YAML or JSON; overrides the task's own.", show_default=False)
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Items to take at most.", show_default=False)] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Items at once.", show_default=False)] = None,
+    stalled_after: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds after which a fetch or an item counts as stalled, so that the liveness file gets old; by "
+            "default 300, or more if the timeouts of the policy are longer.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 if an item did not succeed.")] = False,
     as_json: common.AsJson = False,
 ) -> None:
@@ -63,6 +77,7 @@ def consume(
     """
     task = find_task(name)
     chosen = _effective_policy(task, policy, limit, concurrency)
+    _show_liveness(task, chosen, stalled_after)
     leaving = BoundedRunner()
     report, problem = _run_task(task, chosen, leaving)
     _print_report(report, problem, as_json=as_json)
@@ -73,8 +88,19 @@ def consume(
         raise typer.Exit(code)
 
 
+def _show_liveness(task: Task, policy: ConsumerPolicy, stalled_after: float | None) -> None:
+    """Touch the liveness file in a thread while no fetch and no item is stalled."""
+    file = common.load_settings().liveness_file
+    if file is None:
+        return
+    bounds = (policy.steps.fetch.retry.timeout or 0.0, 2 * (policy.loop.transaction_timeout or 0.0))
+    after = stalled_after or max(_STALLED_AFTER, *(bound + _STALLED_AFTER / 10 for bound in bounds))
+    watch = partial(liveness.touch_forever, file, stalled=partial(task.stalled, after))
+    threading.Thread(target=watch, name="pipeline-liveness", daemon=True).start()
+
+
 def _exit_code(report: LoopReport, problem: PipelineError | None, *, strict: bool) -> int:
-    if problem is not None or report.unfinished or report.handler_failures:
+    if problem is not None or report.unfinished or report.handler_failures or report.in_doubt:
         return EXIT_BROKEN
     return EXIT_FAILED_ITEMS if strict and report.succeeded != report.processed else 0
 
@@ -216,10 +242,10 @@ def _print_report(report: LoopReport, problem: PipelineError | None, *, as_json:
 
 def _summary(report: LoopReport) -> str:
     late = f" ({report.step_timeouts} in the timeout of a step)" if report.step_timeouts else ""
-    doubt = f" ({report.in_doubt} in doubt: a handler had begun)" if report.in_doubt else ""
+    doubt = f", {report.in_doubt} in doubt: a handler had begun and was cut" if report.in_doubt else ""
     unhandled = (
         f", {report.handler_failures} not settled: the exception handler failed too" if report.handler_failures else ""
     )
     counts = f"{report.succeeded} succeeded, {report.failed} failed{late}, {report.timed_out} timed out"
     done = f"{report.processed} settled in {quantity(report.batches, 'batch')}"
-    return f"{done}: {counts}, {report.unfinished} left{doubt}{unhandled}. Ended: {report.ending or 'broken'}."
+    return f"{done}: {counts}, {report.unfinished} left{unhandled}{doubt}. Ended: {report.ending or 'broken'}."

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.admin import doctor as admin_doctor
+from pipeline.admin import system
 from pipeline.cli import common, tables
 from pipeline.cli.commands import CommandGroup
 from pipeline.config import Settings
@@ -14,6 +14,9 @@ from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.store.reads.invariants import Finding, Severity
+from pipeline.store.reads.listings import keys_in_use
+from pipeline.store.roles import roles_sql
+from pipeline.store.schema import SCHEMA
 
 app = CommandGroup(help="Migrate the schema of the database.", no_args_is_help=True)
 
@@ -50,10 +53,43 @@ def sql(
     typer.echo(migrate.upgrade_sql(since), nl=False)
 
 
+@app.command()
+def roles(
+    prefix: Annotated[str, typer.Option(help="What the names of the roles begin with.")] = SCHEMA,
+) -> None:
+    """Print the SQL that makes the roles owner, worker, publisher, operator and viewer. Connects to nothing.
+
+    A superuser runs it after each migration. It gives each role what this version needs, and takes the rest away.
+    """
+    typer.echo(roles_sql(prefix), nl=False)
+
+
+@app.command()
+def keys(context: typer.Context, as_json: common.AsJson = False) -> None:
+    """Print which keys of codecs have encrypted stored values. A key that is not listed can be removed.
+
+    It reads whole tables, as a role that may read all of them, such as the owner.
+    """
+    database: Database = context.obj
+    migrate.require_current(database)
+    with database.transaction() as tx:
+        found = keys_in_use(tx)
+    if as_json:
+        common.print_json([row._asdict() for row in found])  # type: ignore[attr-defined]
+    elif found:
+        cells = [(row.key_id, f"{row.table_name}.{row.column_name}", str(row.uses)) for row in found]
+        tables.print_table("Keys in use", ("key", "column", "values"), cells)
+    else:
+        typer.echo("No stored value is encrypted.")
+
+
 def doctor(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
-    recent: Annotated[int, typer.Option(min=1, help="How many of the newest runs to check.")] = 10_000,
+    recent: Annotated[int, typer.Option(min=1, help="How many of the newest runs and acts to check.")] = 10_000,
+    head: Annotated[
+        str | None, typer.Option(help="A head of the audit that `pipeline audit --head` printed before.")
+    ] = None,
 ) -> None:
     """Check every invariant, and that commits are durable.
 
@@ -62,7 +98,7 @@ def doctor(
     database: Database = context.obj
     migrate.require_current(database)
     allowed = Settings.load(os.environ).allowed_unsafe_settings
-    found = admin_doctor.findings(database, recent=recent, allowed_unsafe_settings=allowed)
+    found = system.findings(database, recent=recent, allowed_unsafe_settings=allowed, noted_head=head)
     if as_json:
         common.print_json(found)
     elif found:

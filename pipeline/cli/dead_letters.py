@@ -140,7 +140,7 @@ def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> lis
     queues = celery.amqp.queues
     found = []
     with _broker_channel(celery) as channel:
-        kept, producer = queues[dead_letter.DEAD_LETTER_QUEUE](channel), celery.amqp.Producer(channel)
+        kept, producer = dead_letter.dead_letter_queue()(channel), celery.amqp.Producer(channel)
         for _ in range(kept.queue_declare().message_count):
             message = _receive(kept)
             if message is None:
@@ -148,7 +148,7 @@ def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> lis
             found.append(_dead_letter(message))
             action, headers = action_of(found[-1]), dead_letter.headers_of(message)
             if action is DeadLetterAction.KEEP:
-                dead_letter.send_copy(producer, message, queues[dead_letter.DEAD_LETTER_QUEUE], headers)
+                dead_letter.send_copy(producer, message, dead_letter.dead_letter_queue(), headers)
             elif action is DeadLetterAction.SEND_BACK:
                 origin = headers.get(dead_letter.FROM_HEADER)
                 to = queues[origin] if origin in queues else messages.publish_queue()
@@ -208,8 +208,9 @@ def _receive(queue: Any) -> Any:
 def _broker_channel(celery: Any) -> Iterator[Any]:
     from kombu.exceptions import OperationalError
 
-    from pipeline.tasks import message_limits
+    from pipeline.tasks import dead_letter, message_limits
 
+    message_limits.accept_raw_entries(dead_letter.dead_letter_queue().name)
     message_limits.bound_decompression()
     with celery.connection_for_write() as connection:
         try:

@@ -68,7 +68,9 @@ def dev(  # noqa: PLR0913 - options of a command
 def _can_serve_console() -> bool:
     missing = api.missing_packages()
     if missing:
-        common.print_lines(f"No console: {missing} missing. `pip install 'pipeline[console]'` installs what it needs.")
+        common.print_lines(
+            f"No console: {missing} missing; `pip install 'celery-durable-effects[console]'` installs all."
+        )
     return not missing
 
 

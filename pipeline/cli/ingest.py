@@ -10,7 +10,6 @@ Exit codes; start it again after all but 2:
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,8 +26,8 @@ from pipeline.domain.values import Limits
 from pipeline.ingest import lag
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError, NoStreamError, PoisonError, QueueError
-from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue, park_entry
-from pipeline.ingest.redis_client import connect_redis
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue, default_consumer, park_entry
+from pipeline.ingest.redis_client import connect_redis, require_one_server
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.worker import liveness
@@ -198,7 +197,7 @@ def _route(workflow: str, topic: str, message_id: str | None, key: str | None, t
 def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -> RedisStreamsQueue:
     """Open the queue. Without options it only reads, and does not create a misspelt stream."""
     try:
-        config = QueueConfig(stream=stream, group=group, consumer=consumer or _default_consumer(), **options)
+        config = QueueConfig(stream=stream, group=group, consumer=consumer or default_consumer(), **options)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
     client = connect_redis(_redis_url(redis), longest_block_ms=config.block_ms)
@@ -206,7 +205,8 @@ def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -
 
 
 def _redis_url(redis: str) -> str:
-    url = redis or Settings.load(os.environ).broker_url
+    url = redis or common.load_settings().broker_url
+    require_one_server(url)
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise InvalidInputError(
             "The broker is no Redis; expected --redis or INGEST_REDIS_URL with redis://host:6379/0."
@@ -228,15 +228,12 @@ class StopRequest:
             self.bridge.stop()
 
 
-def _default_consumer() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}"
-
-
 def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_poison: OnPoison) -> Bridge:
     """Build the bridge with one database connection, kept for all batches."""
     unpooled: Database = context.obj
     migrate.require_current(unpooled)
     database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
+    database.codecs = unpooled.codecs
     liveness_file = Settings.load(os.environ).liveness_file
     bridge = Bridge(queue, database, route, on_poison, touch_liveness=lambda: liveness.touch(liveness_file))
     bridge.require_target()

@@ -16,7 +16,15 @@ from typing import Annotated, Any, NamedTuple, TextIO, cast
 import typer
 
 from pipeline.cli.commands import CommandGroup, PlainGroup
-from pipeline.config import EXIT_ATTENTION, EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNSAFE, EXIT_USAGE
+from pipeline.config import (
+    EXIT_ATTENTION,
+    EXIT_DATABASE,
+    EXIT_NOT_FOUND,
+    EXIT_REFUSED,
+    EXIT_UNSAFE,
+    EXIT_USAGE,
+    package_version,
+)
 
 EXIT_BROKEN, EXIT_INTERRUPTED = 1, 130
 EXIT_BROKEN_PIPE = 141  #: what a shell reports of a program that SIGPIPE ended
@@ -88,8 +96,13 @@ COMMANDS = {
     "breakers": Command(
         LOOK, "connectors:breakers", "List operations whose circuit breaker is open: they start no new mutation."
     ),
+    "plan": Command(
+        LOOK,
+        "connectors:plan",
+        "Show what a workflow would send now, and what its code renames. Nothing is reserved, sent or moved.",
+    ),
     "open": Command(
-        LOOK, "open:open_", "Print the address of the console at a thing, and open it in a browser if there is one."
+        LOOK, "system:open_", "Print the address of the console at a thing, and open it in a browser if there is one."
     ),
     "resolve": Command(DECIDE, "mutations:resolve", "Resolve an indeterminate mutation, or many at once."),
     "resolve-from": Command(
@@ -127,11 +140,6 @@ COMMANDS = {
         PUT_IN, "publish:publish", "Publish events. A message id that was published before changes nothing."
     ),
     "ingest": Command(PUT_IN, "ingest:app", "Publish the entries of a Redis stream as events."),
-    "plan": Command(
-        PUT_IN,
-        "connectors:plan",
-        "Show what a workflow would send now, and what its code renames. Nothing is reserved, sent or moved.",
-    ),
     "dev": Command(
         RUN,
         "dev:dev",
@@ -218,7 +226,7 @@ def _refuse_call() -> None:
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"pipeline {version('pipeline')}, Celery {version('celery')}, Python {python_version()}")
+        typer.echo(f"pipeline {package_version()}, Celery {version('celery')}, Python {python_version()}")
         raise typer.Exit
 
 

@@ -1,5 +1,6 @@
 """Commands ``pipeline mutations``, ``resolve``, ``resolve-from``, ``approve``, ``reject`` and ``acknowledge``."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +12,25 @@ import typer
 from pipeline.admin import lookup, provider_export
 from pipeline.admin import mutations as client
 from pipeline.admin.advice import send_condition
+from pipeline.admin.attention import incident_mutations
+from pipeline.admin.bulk import BulkActs, BulkPreview, ImportOptions, MutationSelection
 from pipeline.admin.given_results import GivenResult
-from pipeline.admin.incidents import incident_mutations
 from pipeline.admin.mutations import MutationDetail
-from pipeline.admin.provider_export import ImportPreview, RowResults
+from pipeline.admin.provider_export import RowResults
+from pipeline.admin.quarantine import Quarantine
 from pipeline.admin.resolutions import (
     KEY,
     PROPOSED_TEXT,
     MutationFilter,
     MutationSummary,
-    Resolution,
     ResolutionKind,
     Resolutions,
-    resolutions_for,
 )
 from pipeline.admin.workflows import workflow_holds
 from pipeline.cli import common, tables
 from pipeline.cli.runs import print_advice, print_timeline
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.acts import BulkAct
+from pipeline.domain.errors import InvalidInputError, quantity
 from pipeline.domain.payloads import parsed_json
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
@@ -122,45 +124,75 @@ def resolve(  # noqa: PLR0913 - options of a command
     workflow: common.WorkflowOption = None,
     operation: OperationOption = None,
     incident: IncidentOption = None,
+    preview: Annotated[
+        str | None, typer.Option(help="Commit exactly this preview of many, by the id that was printed with it.")
+    ] = None,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Resolve an indeterminate mutation, or many at once.
 
     happened needs its result: --result, --external-id or --no-result. did_not_happen shows the request and asks first.
+    Many are previewed first: the preview is frozen for an hour, and one that changed meanwhile is refused.
     """
     wake_ups, who = common.WakeUps(), common.actor(by, reason)
     resolutions = _resolutions(context, wake_ups, is_fetching=external_id is not None)
     given = _given_result(result, external_id, is_none=no_result, is_unchecked=unchecked)
     if mutation is not None:
-        mutation_id = _find_id(resolutions, mutation)
-        state = if_state
-        if resolution is ResolutionKind.DID_NOT_HAPPEN:
-            shown = resolutions.mutation(mutation_id)
-            if refused:
-                shown = replace(shown, after_did_not_happen=shown.after_refusal)
-            state = shown.state if if_state is None else if_state
-            _confirm_repeat(resolutions, shown, _require_reason(who), yes=yes, as_json=as_json)
-        proposed = resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
-        act, consequence = (resolution, _CONSEQUENCES[resolution]) if proposed is None else _PROPOSED
-        _print_act(mutation_id, act, consequence, wake_ups, as_json=as_json)
+        _resolve_one(resolutions, wake_ups, who, (mutation, resolution, given, refused, if_state, yes, as_json))
         return
-    if workflow is None and operation is None and incident is None:
-        raise InvalidInputError("No mutation was selected; expected an id, --incident, --workflow or --operation.")
+    if sum((workflow is not None or operation is not None, incident is not None, preview is not None)) != 1:
+        raise InvalidInputError(
+            "No mutation was selected, or in several ways; expected an id, --incident, --preview, or --workflow and "
+            "--operation."
+        )
     if external_id is not None or if_state is not None or refused:
         raise InvalidInputError(
             "--external-id, --refused and --if-state are about one mutation; expected its id with them."
         )
     _check_workflow(resolutions, workflow)
-    if incident is not None:
-        if workflow is not None or operation is not None:
-            raise InvalidInputError("--incident selects mutations by itself; expected it alone.")
-        selected, who = incident_mutations(resolutions, incident), replace(who, evidence={"incident": incident})
+    acts, is_more = _bulk_acts(resolutions, wake_ups), False
+    if preview is not None:
+        frozen = _shown_preview(acts, preview, resolution)
     else:
-        selected = resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1)
-    found, is_more = tables.first_rows(selected, _MAX_AT_ONCE)
-    _resolve_many(resolutions, resolutions_for(found, resolution, given), who, (yes, as_json, is_more))
+        selection, is_more = _selection(resolutions, workflow, operation, incident)
+        frozen = acts.preview_mutations(BulkAct(resolution), selection, who.name, result=given)
+    again = f"pipeline resolve {resolution} --preview {frozen.id} -m {shlex.quote(who.reason or 'why')} --yes"
+    _print_or_commit(acts, frozen, who, (yes, as_json, is_more), again)
     common.print_lines("" if as_json else wake_ups.text())
+
+
+def _resolve_one(
+    resolutions: Resolutions,
+    wake_ups: common.WakeUps,
+    who: Actor,
+    options: tuple[str, ResolutionKind, GivenResult | None, bool, str | None, bool, bool],
+) -> None:
+    mutation, resolution, given, refused, if_state, yes, as_json = options
+    mutation_id = _find_id(resolutions, mutation)
+    state = if_state
+    if resolution is ResolutionKind.DID_NOT_HAPPEN:
+        shown = resolutions.mutation(mutation_id)
+        if refused:
+            shown = replace(shown, after_did_not_happen=shown.after_refusal)
+        state = shown.state if if_state is None else if_state
+        _confirm_repeat(resolutions, shown, _require_reason(who), yes=yes, as_json=as_json)
+    proposed = resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
+    act, consequence = (resolution, _CONSEQUENCES[resolution]) if proposed is None else _PROPOSED
+    _print_act(mutation_id, act, consequence, wake_ups, as_json=as_json)
+
+
+def _selection(
+    resolutions: Resolutions, workflow: str | None, operation: str | None, incident: str | None
+) -> tuple[MutationSelection, bool]:
+    """Return an incident, or the oldest mutations that match, and whether there are more."""
+    if incident is not None:
+        return MutationSelection(incident=incident), False
+    selected = resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1)
+    found, is_more = tables.first_rows(selected, _MAX_AT_ONCE)
+    if not found:
+        raise InvalidInputError("No mutation that waits matches. Nothing was changed.")
+    return MutationSelection(ids=tuple(each.id for each in found)), is_more
 
 
 def resolve_from(  # noqa: PLR0913 - options of a command
@@ -197,22 +229,25 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     wake_ups = common.WakeUps()
     resolutions = _resolutions(context, wake_ups, is_fetching=external_id is not None)
     _check_workflow(resolutions, workflow)
-    asked, is_more = tables.first_rows(
-        resolutions.match_candidates(match_by, _filter(workflow, operation), limit=_MAX_AT_ONCE + 1, recent=recent),
-        _MAX_AT_ONCE,
+    options = ImportOptions(
+        column=column,
+        match_by=match_by,
+        results=results,
+        is_complete=complete,
+        only=_filter(workflow, operation),
+        recent=recent,
     )
-    rows = provider_export.read_rows(export)
-    found = provider_export.preview(asked, rows, column, results=results, is_complete=complete)
+    who, acts = common.actor(by, reason), _bulk_acts(resolutions, wake_ups)
+    found = acts.preview_import(provider_export.read_rows(export), options, who.name, name=export.name)
     if not as_json:
-        _print_preview(found)
-    if any(item.is_partial for item in asked):
+        _print_matches(found)
+    if found.left_out.get("possibly_shared"):
         typer.echo(
             f"The ledger has more than its newest {recent} rows. An older row may have the same {match_by}, "
             f"so nothing is resolved by it: search more rows with --recent, or match by {KEY}.",
             err=True,
         )
-    who = replace(common.actor(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
-    _resolve_many(resolutions, list(found.resolutions), who, (yes, as_json, is_more))
+    _print_or_commit(acts, found, who, (yes, as_json, False), "the same command and --yes")
     common.print_lines("" if as_json else wake_ups.text())
 
 
@@ -314,38 +349,54 @@ def _print_act(mutation_id: UUID, what: str, consequence: str, wake_ups: common.
         common.print_lines(f"{mutation_id}: {what}", consequence, wake_ups.text())
 
 
-def _resolve_many(
-    resolutions: Resolutions, given: list[Resolution], who: Actor, options: tuple[bool, bool, bool]
+def _bulk_acts(resolutions: Resolutions, wake_ups: common.WakeUps) -> BulkActs:
+    return BulkActs(resolutions, Quarantine(resolutions.db, wake_ups.wake_workflow))
+
+
+def _shown_preview(acts: BulkActs, text: str, resolution: ResolutionKind) -> BulkPreview:
+    """Return a preview that was frozen earlier; refuse one of another act."""
+    try:
+        found = acts.preview(UUID(text))
+    except ValueError:
+        raise InvalidInputError(f"{text!r} is not the id of a preview; expected a UUID as it was printed.") from None
+    if found.act != BulkAct(resolution):
+        raise InvalidInputError(f"The preview {text} is of {found.act}; expected one of {resolution}.")
+    return found
+
+
+def _print_or_commit(
+    acts: BulkActs, preview: BulkPreview, who: Actor, options: tuple[bool, bool, bool], again: str
 ) -> None:
+    """Commit a frozen preview with --yes; else print it, and what commits it."""
     yes, as_json, is_more = options
-    done = resolutions.resolve_many(given, who) if yes else None
-    problems = {} if yes else resolutions.problems(given, who)
+    is_done = yes and preview.count > 0
+    found = acts.commit(preview.id, who, count=preview.count) if is_done else preview
     if as_json:
-        chosen = [{"mutation": item.mutation.id, "kind": item.kind} for item in given]
-        updated, refused = (done.updated, done.refused) if done else ([], problems)
-        reasons = {str(mutation): text for mutation, text in refused.items()}
-        common.print_json(
-            {"resolutions": chosen, "is_done": yes, "updated": updated, "refused": reasons, "is_more": is_more}
-        )
+        chosen = [{"mutation": item.subject, "kind": item.act} for item in preview.items]
+        result = {"resolutions": chosen, "preview": preview.id, "is_done": is_done, "updated": found.updated}
+        common.print_json({**result, "refused": found.refused, "is_more": is_more})
     else:
-        title = tables.count_text(f"{len(given)} resolutions", "first", is_more=is_more)
-        _print_mutations(title, [item.mutation for item in given], [str(item.kind) for item in given])
-        if done is None:
-            common.print_lines(*(f"{mutation} would be refused: {text}" for mutation, text in problems.items()))
-            common.print_lines("Nothing was changed. Repeat with --yes to resolve them.")
-        else:
-            common.print_lines(f"{len(done.updated)} resolved, {len(done.refused)} refused")
-            common.print_lines(*(f"{mutation}: {text}" for mutation, text in done.refused.items()))
+        title = tables.count_text(quantity(preview.count, "resolution"), "first", is_more=is_more)
+        rows = [(item.subject, item.workflow, item.act) for item in preview.items]
+        notes = [item.headline for item in preview.items]
+        tables.print_table(title, ("id", "workflow", "resolution"), rows, notes, note="details")
+        if is_done:
+            common.print_lines(f"{len(found.updated)} resolved, {len(found.refused)} refused")
+            common.print_lines(*(f"{mutation}: {text}" for mutation, text in found.refused.items()))
             if is_more:
-                common.print_more_note(len(given))
-    if done is not None and (done.refused or is_more):
+                common.print_more_note(preview.count)
+        else:
+            common.print_lines(*(f"{mutation} would be refused: {text}" for mutation, text in found.refused.items()))
+            common.print_lines(f"Nothing was changed. Exactly these are resolved by: {again}")
+    if is_done and (found.refused or is_more):
         raise typer.Exit(1)
 
 
-def _print_preview(found: ImportPreview) -> None:
+def _print_matches(found: BulkPreview) -> None:
+    left = found.left_out
     typer.echo(
-        f"{len(found.resolutions)} matched, {len(found.not_in_export)} not in the file, "
-        f"{len(found.ambiguous)} ambiguous, {found.unmatched_rows} rows without a mutation"
+        f"{found.count} matched, {left.get('not_in_export', 0)} not in the file, {left.get('ambiguous', 0)} ambiguous, "
+        f"{left.get('unmatched_rows', 0)} rows without a mutation"
     )
 
 

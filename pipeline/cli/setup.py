@@ -15,7 +15,16 @@ from pipeline.config import Settings, SettingsError
 from pipeline.domain.errors import PipelineError
 from pipeline.embedded import servers
 from pipeline.store import migrate
-from pipeline.store.database import Database, Transaction, describe_error, is_disconnected, is_read_only, is_transient
+from pipeline.store.codecs import default_codecs
+from pipeline.store.database import (
+    Database,
+    Transaction,
+    describe_error,
+    is_disconnected,
+    is_full,
+    is_read_only,
+    is_transient,
+)
 from pipeline.telemetry import logs, spans_export
 
 #: Commands that run until they are stopped, and report by their log.
@@ -42,6 +51,7 @@ def prepare_context(context: typer.Context, database_url: str | None) -> None:
         _mute_log()
     settings = Settings.load(os.environ)
     context.obj = _CheckedDatabase.connect_unpooled(str(settings.database_url))
+    context.obj.codecs = default_codecs(settings)
     spans_export.start(settings.otlp_endpoint)
     context.call_on_close(spans_export.stop)
 
@@ -86,6 +96,8 @@ def _use_embedded_servers() -> None:
 
 def _describe_database_error(error: DBAPIError) -> str:
     message = describe_error(error)
+    if is_full(error):
+        return f"The database took no connection: {message}. This command wrote nothing; repeat it afterwards."
     if is_disconnected(error):
         return (
             f"The database cannot be reached: {message}. "

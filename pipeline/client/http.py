@@ -42,7 +42,7 @@ class HttpClient:
         try:
             import httpx  # noqa: F401 - an extra
         except ImportError:
-            raise InvalidInputError("HttpClient needs httpx; install it with `pip install 'pipeline[http]'`.") from None
+            raise InvalidInputError("HttpClient needs httpx: `pip install 'celery-durable-effects[http]'`.") from None
         self._url, self._token = url.rstrip("/"), token
         self._limits, self._seconds = limits, timeout.total_seconds()
         self._clients: dict[int, Any] = {}

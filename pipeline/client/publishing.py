@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Protocol
+from uuid import UUID
 
 from psycopg2 import extensions  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -23,11 +24,14 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.config import database_url_of
+from pipeline.config import QUEUE_PREFIX, database_url_of
 from pipeline.consumer_engine.bounded import StepRunner, TimedOutError
+from pipeline.domain.codec import Codec, seal
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.payloads import json_payload
+from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
+from pipeline.store.codecs import Codecs, published_place
 from pipeline.store.connections import CallerConnection, CallerPsycopg2Connection
 from pipeline.store.database import Database, Transaction, describe_error, is_transient
 from pipeline.telemetry import spans
@@ -60,14 +64,34 @@ def publish(
     *,
     replace: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    codec: Codec | None = None,
 ) -> Receipt:
     """Publish in the open transaction of a SQLAlchemy connection or session, or of psycopg2.
 
     The caller commits. A wake-up message afterwards saves the wait for the next tick, which finds the events anyway.
+    ``codec`` encrypts the payloads of a workflow that declares one, which takes no others.
     """
     tx = _transaction(connection)
+    if codec is not None:
+        tx.codecs = Codecs(default=codec)
+    return publish_in_transaction(tx, workflow, events, replace=replace, limits=limits)
+
+
+def publish_in_transaction(
+    tx: Transaction,
+    workflow: str,
+    events: Sequence[EventInput | Mapping[str, Any]],
+    *,
+    replace: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+    sealed_only: bool = False,
+) -> Receipt:
+    """Publish in a transaction of our own.
+
+    ``sealed_only``: an encrypted topic takes no payload that came in the clear.
+    """
     made = [_to_new_event(event) for event in parse_events(events)]
-    published = event_transitions.publish(tx, workflow, made, replace=replace, limits=limits)
+    published = event_transitions.publish(tx, workflow, made, replace=replace, limits=limits, sealed_only=sealed_only)
     names = list(dict.fromkeys((item.topic, item.message_id) for item in made))
     known = {*published.new, *published.replaced}
     return Receipt(
@@ -77,11 +101,17 @@ def publish(
     )
 
 
-def serialize_events(events: Sequence[EventInput | Mapping[str, Any]], limits: Limits) -> list[dict[str, Any]]:
-    """Convert events for a message, with every check of a publish that needs no database."""
+def serialize_events(
+    events: Sequence[EventInput | Mapping[str, Any]], limits: Limits, codec: Codec | None = None, workflow: str = ""
+) -> list[dict[str, Any]]:
+    """Convert events for a message, with every check of a publish that needs no database. A codec encrypts them."""
     made = [_to_new_event(event) for event in parse_events(events)]
     event_transitions.event_rows(made, limits)
-    return [asdict(event) for event in made]
+    if codec is None:
+        return [asdict(event) for event in made]
+    return [
+        asdict(event) | {"payload": seal(codec, event.payload, *published_place(workflow, event))} for event in made
+    ]
 
 
 def _is_session(connection: Any) -> bool:
@@ -156,7 +186,7 @@ def _to_new_event(event: EventInput) -> NewEvent:
 
 log = logging.getLogger(__name__)
 
-PUBLISH_QUEUE = "pipeline.publish"  #: what other services send: events and wake-ups
+PUBLISH_QUEUE = "publish"  #: behind the prefix: what other services send, events and wake-ups
 _TIMEOUT = timedelta(seconds=30)
 _UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
 EventInputs = Sequence[EventInput | Mapping[str, Any]]
@@ -176,6 +206,32 @@ class App(Protocol):
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
 
 
+class WakeUpSender:
+    """Send wake-up messages through the Celery app of a service. One that is not sent costs time only."""
+
+    def __init__(self, app: App, *, timeout: timedelta = _TIMEOUT, queue_prefix: str = QUEUE_PREFIX) -> None:
+        self._app, self._bounded = app, _BoundedCalls(timeout, queue_prefix)
+
+    def wake_workflow(self, name: str) -> None:
+        """Notify a worker that a workflow may have work."""
+        self._send("pipeline.schedule", f"the work of {name!r}", args=[name])
+
+    def dispatch_run(self, run_id: UUID) -> None:
+        """Notify a worker that the request of a run may be sent."""
+        ids = [str(run_id)]
+        later: list[dict[str, Any]] = [
+            {"task": task.value, "args": [ids, 0], "kwargs": {}, "options": {}, "immutable": True}
+            for task in chained_tasks(PhaseTask.MUTATE)[1:]
+        ]
+        self._send(PhaseTask.MUTATE.value, f"run {run_id}", args=[ids, 0], chain=later)
+
+    def _send(self, task: str, subject: str, **how: Any) -> None:
+        try:
+            self._bounded.send(self._app, task, **how)
+        except Exception as error:  # noqa: BLE001 - the change is committed, and the next tick finds it
+            log.warning("the broker cannot be reached; the next tick finds %s: %s", subject, error)
+
+
 class DatabaseClient:
     """Publish in a transaction of its own. Every call ends within ``timeout``.
 
@@ -189,12 +245,16 @@ class DatabaseClient:
         *,
         limits: Limits = DEFAULT_LIMITS,
         timeout: timedelta = _TIMEOUT,
+        queue_prefix: str = QUEUE_PREFIX,
+        codec: Codec | None = None,
     ) -> None:
+        self._codecs = None if codec is None else Codecs(default=codec)
         try:
-            self._url, self._app = database_url_of(database_url), app
+            self._url = database_url_of(database_url)
         except ValueError as error:
             raise InvalidInputError(f"The URL of the database cannot be used: {error}.") from None
-        self._limits, self._bounded = limits, _BoundedCalls(timeout)
+        self._limits, self._bounded = limits, _BoundedCalls(timeout, queue_prefix)
+        self._wake_ups = None if app is None else WakeUpSender(app, timeout=timeout, queue_prefix=queue_prefix)
         self._pools = {os.getpid(): self._pool()}
 
     def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> Receipt:
@@ -208,8 +268,8 @@ class DatabaseClient:
             if is_transient(error):
                 raise UnavailableError(f"The database cannot be used: {problem}. {_UNKNOWN}") from error
             raise RefusedError(f"The database refused the events: {problem}. Nothing was published.") from error
-        if self._app is not None and (receipt.new or receipt.replaced):
-            self._notify(workflow)
+        if self._wake_ups is not None and (receipt.new or receipt.replaced):
+            self._wake_ups.wake_workflow(workflow)
         return receipt
 
     def close(self) -> None:
@@ -223,32 +283,40 @@ class DatabaseClient:
         return self._pools.get(pid) or self._pools.setdefault(pid, self._pool())
 
     def _pool(self) -> Database:
-        return Database.connect(self._url, pool_size=2)
+        db = Database.connect(self._url, pool_size=2)
+        db.codecs = self._codecs
+        return db
 
     def _publish(self, workflow: str, given: EventInputs, replace: bool) -> Receipt:
         is_one_statement = len(given) == 1 and not replace
         with self._db.autocommit() if is_one_statement else self._db.transaction() as tx:
             return publish(tx, workflow, given, replace=replace, limits=self._limits)
 
-    def _notify(self, workflow: str) -> None:
-        assert self._app is not None
-        try:
-            self._bounded.send(self._app, "pipeline.schedule", args=[workflow])
-        except Exception as error:  # noqa: BLE001 - the events are committed, and the next tick finds them
-            log.warning("the broker cannot be reached; the next tick finds the events of %r: %s", workflow, error)
-
 
 class BrokerClient:
     """Hand events to the broker through the Celery app of the service. Every call ends within ``timeout``."""
 
-    def __init__(self, app: App, *, limits: Limits = DEFAULT_LIMITS, timeout: timedelta = _TIMEOUT) -> None:
-        self._app, self._limits, self._bounded = app, limits, _BoundedCalls(timeout)
+    def __init__(
+        self,
+        app: App,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        timeout: timedelta = _TIMEOUT,
+        queue_prefix: str = QUEUE_PREFIX,
+        codec: Codec | None = None,
+    ) -> None:
+        self._app, self._limits, self._bounded = app, limits, _BoundedCalls(timeout, queue_prefix)
+        self._codec = codec
 
     def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> None:
-        """Send events to the broker. The client checks their form; the worker checks the topic's schema."""
+        """Send events to the broker. The client checks their form; the worker checks the topic's schema.
+
+        With a codec every payload is encrypted on its way, whether the workflow declares one or not.
+        """
         here = spans.current_traceparent()
         messages = [
-            event | {"traceparent": event["traceparent"] or here} for event in serialize_events(events, self._limits)
+            event | {"traceparent": event["traceparent"] or here}
+            for event in serialize_events(events, self._limits, self._codec, workflow)
         ]
         kwargs = {"workflow": workflow, "events": messages, "replace": replace}
         shown = {"argsrepr": "()", "kwargsrepr": f"{len(messages)} events for {workflow}"}
@@ -267,8 +335,9 @@ class BrokerClient:
 class _BoundedCalls:
     """Call functions with a time limit. A call that does not return is abandoned, with its connection."""
 
-    def __init__(self, timeout: timedelta) -> None:
+    def __init__(self, timeout: timedelta, queue_prefix: str) -> None:
         self._timeout, self._local = timeout, threading.local()
+        self._queue = f"{queue_prefix}.{PUBLISH_QUEUE}"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         if not hasattr(self._local, "steps"):
@@ -281,6 +350,6 @@ class _BoundedCalls:
         def send() -> None:
             with spans.preserve_context():
                 # JSON, whatever serializer the service uses: our workers accept nothing else
-                app.send_task(name, queue=PUBLISH_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
+                app.send_task(name, queue=self._queue, serializer="json", ignore_result=True, retry=False, **how)
 
         self.run(send)

@@ -35,7 +35,9 @@ try:
         read_response,
     )
 except ImportError as missing:
-    raise ImportError("The gmail connector needs httpx; install it with: pip install 'pipeline[http]'") from missing
+    raise ImportError(
+        "The connector gmail needs httpx, which is not installed: pip install 'celery-durable-effects[http]'"
+    ) from missing
 
 __all__ = ["Gmail"]
 

@@ -26,7 +26,9 @@ from uuid import UUID
 try:
     import httpx
 except ImportError as error:
-    raise ImportError("The connector http needs httpx, which is not installed: pip install 'pipeline[http]'") from error
+    raise ImportError(
+        "The connector http needs httpx, which is not installed: pip install 'celery-durable-effects[http]'"
+    ) from error
 
 from pydantic import AfterValidator, BaseModel, SecretStr
 

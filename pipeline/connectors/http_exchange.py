@@ -9,7 +9,8 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import (
@@ -127,7 +128,7 @@ def _body(raw: bytes, response: httpx.Response, *, is_cut: bool) -> Any:
             pass
     try:
         text = raw.decode(response.charset_encoding or "utf-8", errors="replace")
-    except LookupError:
+    except (LookupError, ValueError):  # an unknown charset, or one that replaces nothing, such as idna
         text = raw.decode(errors="replace")
     return _storable(text)
 
@@ -141,6 +142,7 @@ def _storable(text: str) -> str:
 
 
 TRANSPORT_ERRORS = (httpx.HTTPError, OSError)  #: errors of an exchange; a timeout is an OSError
+_ANY_HEADER = zlib.MAX_WBITS | 32  #: gzip's or zlib's
 _IDLE = 20, 5.0  #: connections kept for the next call, and for how many seconds
 #: No connector's code runs in this loop, so none can block it.
 _LOOP = ProcessLoop("pipeline-http")
@@ -208,6 +210,7 @@ class Exchange(httpx.BaseTransport):
 
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
         request.extensions = {"trace": self._trace}  # without the timeouts of httpx
+        request.headers["accept-encoding"] = "gzip"  # httpx also asks for what it can only unpack without a bound
         try:
             async with asyncio.timeout(self._seconds_left()):
                 response = await self._connections.transport().handle_async_request(request)
@@ -217,12 +220,14 @@ class Exchange(httpx.BaseTransport):
                 await self._opening.aclose()
 
     async def _read(self, response: httpx.Response) -> httpx.Response:
-        body = bytearray()
+        body, unpacked = bytearray(), _unpacker(response.headers.get("content-encoding", ""))
         try:
-            async for piece in response.aiter_bytes():
-                body += piece
+            async for piece in response.aiter_raw():
+                body += unpacked(piece, self._max_bytes + 1 - len(body))
                 if len(body) > self._max_bytes:
                     break
+        except zlib.error as error:
+            raise httpx.DecodingError(str(error)) from None
         finally:
             await response.aclose()
         headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
@@ -245,6 +250,16 @@ class Exchange(httpx.BaseTransport):
         if seconds <= 0:
             raise TimeoutError("the time for this call is over")
         return seconds
+
+
+def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
+    """Return a function that unpacks a piece of a body to at most so many bytes. Only gzip and deflate are unpacked.
+
+    Without that bound a few hundred bytes could become gigabytes, the more so if they are packed several times.
+    """
+    if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
+        return lambda piece, _: piece
+    return zlib.decompressobj(_ANY_HEADER).decompress
 
 
 def _is_untrusted(error: BaseException | None) -> bool:

@@ -89,10 +89,15 @@ def checked_login(server: ServerAddress, username: str | None, password: SecretS
     return Login(username=username, password=password)
 
 
+#: Bytes that a server may send in one session. Its answers are far shorter, and all of them are kept in memory.
+MAX_RECEIVED = 2**20
+
+
 class BoundedSocket(socket.socket):
-    """A socket whose operations all end by one deadline on the monotonic clock."""
+    """A socket whose operations all end by one deadline on the monotonic clock, and that receives a bounded amount."""
 
     ends_at: float = 0.0
+    received: int = 0  #: bytes so far
 
     def seconds_left(self) -> float:
         """Seconds that are left. Raises if there are none."""
@@ -101,13 +106,23 @@ class BoundedSocket(socket.socket):
             raise TimeoutError("the time for this call is over")
         return left
 
+    def count_received(self, size: int) -> None:
+        """Add up what the server has sent. Raises if that is too much."""
+        self.received += size
+        if self.received > MAX_RECEIVED:
+            raise ConnectionAbortedError(f"the server sent more than {MAX_RECEIVED} bytes")
+
     def recv(self, *args: Any) -> bytes:
         self.settimeout(self.seconds_left())
-        return super().recv(*args)
+        found = super().recv(*args)
+        self.count_received(len(found))
+        return found
 
     def recv_into(self, *args: Any) -> int:
         self.settimeout(self.seconds_left())
-        return super().recv_into(*args)
+        size = super().recv_into(*args)
+        self.count_received(size)
+        return size
 
     def send(self, *args: Any) -> int:
         self.settimeout(self.seconds_left())
@@ -383,9 +398,10 @@ class Imap:
         with _session(self, ends_at) as client:
             _require_ok(client.select(_encode_folder(self.folder), readonly=True), f"cannot open {self.folder!r}")
             found = _require_ok(client.uid("SEARCH", "HEADER", "Message-ID", f'"{part_of_id}"'), "cannot search")
-            if not any(isinstance(each, bytes) for each in found):
+            numbers = [number for each in found if isinstance(each, bytes) for number in each.split()]
+            if not any(isinstance(each, bytes) for each in found) or not all(map(bytes.isdigit, numbers)):
                 raise SentFolderError("the server searched and did not say what it found")
-            return any(each.split() for each in found if isinstance(each, bytes))
+            return bool(numbers)
 
 
 class _ImapClient(imaplib.IMAP4):
@@ -397,6 +413,12 @@ class _ImapClient(imaplib.IMAP4):
 
     def _create_socket(self, _: float | None) -> Any:
         return open_socket(self.server, self.ends_at)
+
+    def read(self, size: int) -> bytes:
+        """Read a literal. Its size is the server's word, and memory for all of it would be taken at once."""
+        if size > MAX_RECEIVED:
+            raise self.abort(f"the server announced {size} bytes")
+        return super().read(size)
 
     def shutdown(self) -> None:
         """Close the connection without waiting for the other side."""

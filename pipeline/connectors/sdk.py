@@ -35,12 +35,12 @@ from pipeline.connectors.declaration_checks import (
 )
 from pipeline.connectors.error_table import bounded_pause, read_error
 from pipeline.connectors.secrets import secret_values
-from pipeline.domain.costs import checked_cost, total_cost
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.operations import four_eyes_value, headline
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.domain.redaction import HIDDEN, Redaction
+from pipeline.domain.values import checked_cost, total_cost
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=Callable[..., Any])

@@ -20,6 +20,8 @@ import inspect
 import math
 import os
 import re
+import socket
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -258,13 +260,40 @@ def open_connection(engine: Engine, call: Call, texts: ErrorText) -> Iterator[Co
         raise error_before_commit(error, texts) from None
     finally:
         CURRENT_CALL.reset(token)
+    driver = connection.connection.dbapi_connection
+    with cut_off(driver, call):
+        try:
+            if getattr(driver, "autocommit", None) is True:
+                raise LogicError(f"{texts.name}: the engine commits each statement by itself; expected transactions.")
+            yield connection
+        finally:
+            with suppress(SQLAlchemyError):
+                connection.close()
+
+
+@contextmanager
+def cut_off(driver: Any, call: Call) -> Iterator[None]:
+    """Shut the socket down of a server that holds a call beyond its deadline.
+
+    Its own timeouts end before that. They say nothing about an answer that it sends slowly or without end.
+    """
+    lock, is_over = threading.Lock(), False
+
+    def cut() -> None:
+        with lock, suppress(Exception):  # a driver without a socket, or one that was closed
+            if not is_over:
+                with socket.socket(fileno=os.dup(driver.fileno())) as shared:
+                    shared.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer((call.remaining + 2 * _GRACE).total_seconds(), cut)
+    timer.daemon = True
+    timer.start()
     try:
-        if getattr(connection.connection.dbapi_connection, "autocommit", None) is True:
-            raise LogicError(f"{texts.name}: the engine commits each statement by itself; expected transactions.")
-        yield connection
+        yield
     finally:
-        with suppress(SQLAlchemyError):
-            connection.close()
+        timer.cancel()
+        with lock:
+            is_over = True
 
 
 def set_timeouts(connection: Connection, left: timedelta) -> None:
@@ -454,12 +483,28 @@ class Sql(Connector):
         )
         if url.get_driver_name() in ("psycopg2", "psycopg"):
             event.listen(made, "do_connect", _set_connect_timeouts)
+        _bound_pings(made)
         return made
 
     def _error_text(self, operation: Operation[Any], params: Mapping[str, Any]) -> ErrorText:
         hidden = {*operation.redaction.hidden_texts(params)}
         hidden |= {self._url.get_secret_value(), self._password.get_secret_value()} - {""}
         return ErrorText(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
+
+
+def _bound_pings(engine: Engine) -> None:
+    """Bound the question whether a connection of the pool still lives by the deadline of the call."""
+    dialect: Any = engine.dialect
+    ping = dialect.do_ping
+
+    def bounded(driver: Any) -> Any:
+        call = CURRENT_CALL.get()
+        if call is None:
+            return ping(driver)
+        with cut_off(driver, call):
+            return ping(driver)
+
+    dialect.do_ping = bounded
 
 
 def _set_connect_timeouts(_: Any, __: Any, ___: Any, given: dict[str, Any]) -> None:

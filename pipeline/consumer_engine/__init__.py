@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         AcknowledgingSource,
         AsyncConsumerMixin,
         AsyncSource,
+        BatchAcknowledgingSource,
         ConsumerMixin,
         PolicyCheckingSource,
         Source,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         TransactionException,
         error_message,
     )
+    from pipeline.consumer_engine.function_tasks import consume
     from pipeline.consumer_engine.lifecycle import ItemOutcome, ItemStatus, LoopReport
     from pipeline.consumer_engine.policies import (
         BatchPolicy,
@@ -49,13 +51,15 @@ else:
             "pipeline.consumer_engine.asyncio_driver": "BoundedRunner",
             "pipeline.consumer_engine.attempts": "Attempt current_attempt",
             "pipeline.consumer_engine.consumer": (
-                "AcknowledgingSource AsyncConsumerMixin AsyncSource ConsumerMixin PolicyCheckingSource Source "
+                "AcknowledgingSource AsyncConsumerMixin AsyncSource BatchAcknowledgingSource ConsumerMixin "
+                "PolicyCheckingSource Source "
                 "stopped_by_signals"
             ),
             "pipeline.consumer_engine.errors": (
                 "AbandonedCallsException ConsumerLoopTimeoutException ExceptionType FetchException "
                 "FetchTimeoutException TransactionException error_message"
             ),
+            "pipeline.consumer_engine.function_tasks": "consume",
             "pipeline.consumer_engine.lifecycle": "ItemOutcome ItemStatus LoopReport",
             "pipeline.consumer_engine.policies": (
                 "BatchPolicy ConcurrencyPolicy ConsumerLoopPolicy ConsumerPolicy ConsumerSteps EmptyQueuePolicy "
@@ -71,6 +75,7 @@ __all__ = [
     "AsyncConsumerMixin",
     "AsyncSource",
     "Attempt",
+    "BatchAcknowledgingSource",
     "BatchPolicy",
     "BoundedRunner",
     "ConcurrencyPolicy",
@@ -96,6 +101,7 @@ __all__ = [
     "SuccessPolicy",
     "Transaction",
     "TransactionException",
+    "consume",
     "current_attempt",
     "error_message",
     "load_policy",

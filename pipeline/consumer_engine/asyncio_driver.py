@@ -13,17 +13,28 @@ from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from pipeline.consumer_engine.attempts import Invoke, Pause
+from pipeline.consumer_engine.attempts import Invoke, Pause, StepGenerator, StepResult
 from pipeline.consumer_engine.bounded import CallResult
 from pipeline.consumer_engine.items import ConsumerSetup, WorkItem, run_item
 from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport, wait_ends_at
-from pipeline.consumer_engine.loop import Abandon, ItemDone, Loop, LoopSignal, Start, Wait, run_loop
+from pipeline.consumer_engine.loop import (
+    Abandon,
+    FetchDone,
+    ItemDone,
+    Loop,
+    LoopSignal,
+    Start,
+    StartFetch,
+    Wait,
+    run_loop,
+)
 from pipeline.domain.errors import quantity
 
 log = logging.getLogger("pipeline.consumer_engine")
 
 T = TypeVar("T")
 
+_ENOUGH, _GATHER = 8, 0.0005  #: waiting items at which the loop gathers outcomes, and for how many seconds
 _CANCEL_GRACE, _CLOSE_GRACE = 0.05, 1.0  #: seconds a cancelled call, and all of them at the end, get to clean up
 #: abandoned tasks; an event loop alone does not keep them alive
 _ABANDONED: set["asyncio.Task[Any]"] = set()
@@ -39,9 +50,11 @@ class AsyncioDriver:
         self._inbox: list[Any] = []
         self._waker: asyncio.Future[None] | None = None
         self._stop_requested = asyncio.Event()
+        self._fetch_signal: asyncio.Future[None] | None = None  #: set on a stop request while a fetch runs
         self._waiting: deque[WorkItem] = deque()  #: started by the loop, not yet begun
         self._items: dict[asyncio.Task[Any], WorkItem] = {}
         self._calls: set[asyncio.Task[Any]] = set()
+        self._is_gathering = False  #: whether a timer will wake the loop
         self._is_closing = False  #: only while this is set, a cancellation of an item's task is the engine's own
 
     def post(self, signal: LoopSignal) -> None:
@@ -52,6 +65,8 @@ class AsyncioDriver:
     def _put(self, signal: Any) -> None:
         if signal is LoopSignal.STOP_REQUESTED:
             self._stop_requested.set()
+            if self._fetch_signal is not None and not self._fetch_signal.done():
+                self._fetch_signal.set_result(None)
         self._inbox.append(signal)
         self._wake()
 
@@ -126,6 +141,8 @@ class AsyncioDriver:
             case Start(items):
                 self._waiting.extend(items)
                 self._refill()
+            case StartFetch(attempts):
+                self._start_fetch(attempts)
             case Wait(seconds):
                 return await self._receive(seconds)
             case Pause(seconds):
@@ -135,6 +152,31 @@ class AsyncioDriver:
             case Abandon():
                 await self._close()
         return None
+
+    def _start_fetch(self, attempts: StepGenerator) -> None:
+        """Run the attempts of a fetch in a task beside the loop."""
+        task = self._loop.create_task(self._fetch_beside(attempts))
+        self._calls.add(task)
+        task.add_done_callback(functools.partial(self._on_fetch_done, attempts))
+
+    async def _fetch_beside(self, attempts: StepGenerator) -> StepResult | BaseException:
+        try:
+            return await self._drive(attempts, asyncio.current_task())
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop raises it
+            return error
+
+    def _on_fetch_done(self, attempts: StepGenerator, task: "asyncio.Task[Any]") -> None:
+        """Report to the loop that a fetch has ended."""
+        self._calls.discard(task)
+        if self._is_closing:
+            return
+        if task.cancelled():  # by foreign code, before it ran: it could not undo that
+            self._start_fetch(attempts)
+            return
+        ended = task.result()
+        self._put(ended if isinstance(ended, BaseException) else FetchDone(ended))
 
     def _refill(self) -> None:
         """Begin the next items, up to the concurrency."""
@@ -161,8 +203,23 @@ class AsyncioDriver:
             self._waiting.appendleft(item)
         else:
             ended = task.result()
-            self._put(ended if isinstance(ended, BaseException) else ItemDone(item, ended))
+            done = ended if isinstance(ended, BaseException) else ItemDone(item, ended)
+            if len(self._waiting) > _ENOUGH:  # no item waits for the loop: let more outcomes arrive
+                self._gather(done)
+            else:
+                self._put(done)
         self._refill()
+
+    def _gather(self, done: Any) -> None:
+        """Wake the loop a little later."""
+        self._inbox.append(done)
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._loop.call_later(_GATHER, self._end_gathering)
+
+    def _end_gathering(self) -> None:
+        self._is_gathering = False
+        self._wake()
 
     async def _receive(self, seconds: float | None) -> list[Any]:
         """Return everything that has arrived; wait only for the first arrival."""
@@ -183,18 +240,20 @@ class AsyncioDriver:
             self._waker.set_result(None)
 
     async def _fetch(self, call: Invoke) -> CallResult:
-        """Make a fetch. No item is open then, so no outcome is missed."""
+        """Make a fetch. A stop request shortens the wait for it."""
         limit = math.inf if call.limit is None else call.limit
         ends_at, is_stopping = self._loop.time() + limit, False
         task = self._create_call_task(call)
-        task.add_done_callback(self._put)
         try:
             while not task.done():
                 rest = ends_at - self._loop.time()
                 if rest <= 0:
                     await self._cancel(task)
                     return CallResult(is_timed_out=not is_stopping, is_stopped=is_stopping)
-                if LoopSignal.STOP_REQUESTED in await self._receive(None if rest == math.inf else rest):
+                self._fetch_signal = signal = self._loop.create_future()
+                timeout = None if rest == math.inf else rest
+                await asyncio.wait({task, signal}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if signal.done():
                     stop, is_stopping = self._setup.context.stop, True
                     is_bounded = call.limit is not None
                     ends_at = wait_ends_at(

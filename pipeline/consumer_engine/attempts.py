@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ class EngineContext:
     stop: StopToken = field(default_factory=StopToken)
     clock: Callable[[], float] = time.monotonic
     source: Any = None  #: the source of the items
+    acknowledge: Callable[[Any], Any] | None = None  #: of the source, for the default success handler; found once
     abandoned: AbandonedCalls = field(default_factory=AbandonedCalls)
     is_over: bool = False  #: the loop has ended: no attempt begins any more
 
@@ -96,8 +97,7 @@ class StepSpec:
     step: str  #: a Step, or another short name from a small set: it is a label
     function: Callable[..., Any]
     retry: RetryPolicy
-    is_timed: bool = True  #: no attempt begins after the deadline
-    is_cut_at_deadline: bool = True  #: a running attempt ends at the deadline
+    always_begins: bool = False  #: the first attempt begins even after the deadline
     is_stoppable: bool = False  #: no attempt begins after a stop request, and none counts as failed then
 
 
@@ -148,6 +148,11 @@ class Attempt:
         """The source of the item; for an item passed in, the task's source."""
         return self._context.source
 
+    @property
+    def acknowledge(self) -> Callable[[Any], Any] | None:
+        """How the default success handler acknowledges the item; None if it does not."""
+        return self._context.acknowledge
+
     def end(self) -> None:
         """Mark the attempt as over."""
         self._is_over = True
@@ -169,25 +174,40 @@ class StepResult(NamedTuple):
     failure: TransactionException | None = None  #: the failure as one of the three kinds
     attempts: int = 0
     is_past_deadline: bool = False  #: it ended because the deadline passed
+    is_cut: bool = False  #: an attempt was still running then; it is abandoned
     is_stopped: bool = False  #: it ended because the loop ended, or on a stop request
 
 
 def run_attempts(context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget) -> StepGenerator:
     """Attempt a step until it returns, fails for good, or its time is up."""
-    attempts = _attempt_until_done(context, spec, args, subject)
+    attempts = _attempt_until_done(context, spec, args, subject, _NOT_ATTEMPTED)
     if not context.observer.is_traced:
         return attempts
     return _in_span(context.observer, context.observer.step(spec.step, spec.retry, subject.transaction_id), attempts)
 
 
-def _attempt_until_done(
-    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget
+def attempt_again(
+    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget, first: CallResult
 ) -> StepGenerator:
-    last, number = _NOT_ATTEMPTED, 0
+    """Go on with a step after its first attempt, which `begin_plain` began, has failed."""
+    failure = _failure(spec, subject, first, None)
+    last = StepResult(error=first.error, failure=failure, attempts=1)
+    pause = pause_before_next(spec.retry, 1, failure.category)
+    if pause is None:
+        return last
+    yield from _pause_before_retry(context, spec, subject, pause)
+    return (yield from _attempt_until_done(context, spec, args, subject, last))
+
+
+def _attempt_until_done(
+    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget, last: StepResult
+) -> StepGenerator:
+    number = last.attempts
     while True:
         if context.is_over or (spec.is_stoppable and context.stop.is_requested):
             return last._replace(is_stopped=True)
-        if subject.ends_at is not None and spec.is_timed and context.clock() >= subject.ends_at:
+        is_late = subject.ends_at is not None and context.clock() >= subject.ends_at
+        if is_late and (number or not spec.always_begins):
             return last._replace(is_past_deadline=True)
         number += 1
         attempting = _attempt_once(context, spec, args, subject, number)
@@ -237,8 +257,23 @@ def _attempt_once(
     if context.observer.is_metered:
         _count(context, spec, number, context.clock() - begun, failure)
         if ended.is_timed_out and not is_cut:
-            context.observer.count("pipeline.consumer_engine.timeouts", scope="step")
-    return StepResult(ended.value, ended.error, failure, number, ended.is_timed_out and is_cut)
+            context.observer.count("pipeline.consumer_engine.timeouts", scope="step", step=str(spec.step))
+    was_cut = ended.is_timed_out and is_cut
+    return StepResult(ended.value, ended.error, failure, number, is_past_deadline=was_cut, is_cut=was_cut)
+
+
+def begin_plain(
+    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], transaction_id: str
+) -> tuple[Invoke, Attempt, Token[Attempt]]:
+    """Begin the first attempt of a step without limits that nothing observes; `end_plain` ends it."""
+    attempt = Attempt(context, spec.step, 1, transaction_id, None)
+    return Invoke(spec.function, args, None, _refuse_abandon), attempt, _CURRENT.set(attempt)
+
+
+def end_plain(attempt: Attempt, token: Token[Attempt]) -> None:
+    """End an attempt that `begin_plain` began."""
+    attempt.end()
+    _CURRENT.reset(token)
 
 
 def _abandon(context: EngineContext, subject: StepTarget) -> Callable[[], None]:
@@ -263,7 +298,7 @@ def _refuse_abandon() -> Callable[[], None]:
 def _limit(spec: StepSpec, subject: StepTarget, now: float) -> tuple[float | None, bool]:
     """Return the seconds for an attempt that begins now, and whether the deadline cuts it."""
     own = spec.retry.timeout
-    if subject.ends_at is None or not spec.is_cut_at_deadline:
+    if subject.ends_at is None:
         return own, False
     left = max(0.0, subject.ends_at - now)
     return (own, False) if own is not None and own < left else (left, True)
@@ -292,7 +327,7 @@ def _pause_before_retry(
     """Wait before the next attempt, at most until the deadline or a stop request."""
     if pause <= 0 or context.stop.is_requested or context.is_over:
         return
-    if subject.ends_at is not None and spec.is_timed:
+    if subject.ends_at is not None:
         pause = min(pause, max(0.0, subject.ends_at - context.clock()))
     context.observer.count("pipeline.consumer_engine.backoff", pause, step=str(spec.step))
     yield Pause(pause)

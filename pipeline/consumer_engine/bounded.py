@@ -287,7 +287,9 @@ def call_and_await(
     ``on_cancellable`` then gets a function that cancels the await.
     """
     value = function(*args)
-    return asyncio.run(_await_value(value, on_cancellable)) if inspect.isawaitable(value) else value
+    if value is None or not inspect.isawaitable(value):
+        return value
+    return asyncio.run(_await_value(value, on_cancellable))
 
 
 async def _await_value(value: Any, on_cancellable: Callable[[Callable[[], None]], None] | None) -> Any:
@@ -424,6 +426,9 @@ class InFlight:
     def release(self, transaction_id: str, *, is_abandoned: bool = False) -> None:
         """Release the id."""
         with self._lock:
+            if not (self._abandoned or self._waiting or self._stuck):
+                del self._holders[transaction_id]  # no call was abandoned, so its worker alone holds it
+                return
             self._holders[transaction_id] -= 1
             self._abandoned[transaction_id] -= is_abandoned
             if self._holders[transaction_id]:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from pipeline.consumer_engine.asyncio_driver import AsyncioDriver
-from pipeline.consumer_engine.attempts import EngineContext, StopToken, current_attempt
+from pipeline.consumer_engine.attempts import EngineContext, StepSpec, StopToken, current_attempt
 from pipeline.consumer_engine.bounded import AbandonedCalls, InFlight
 from pipeline.consumer_engine.errors import TransactionException
 from pipeline.consumer_engine.items import ConsumerSetup, WorkItem
@@ -61,6 +61,15 @@ class AcknowledgingSource(Protocol):
 
 
 @runtime_checkable
+class BatchAcknowledgingSource(Protocol):
+    """A source that acknowledges several items in one call, for ``loop.batch.acknowledge_together``."""
+
+    def ack_transactions(self, transactions: Sequence[Transaction], /) -> Any:
+        """Acknowledge the items. For an async consumer, the method may be async."""
+        ...
+
+
+@runtime_checkable
 class PolicyCheckingSource(Protocol):
     """A source that refuses some policies, for example one that redelivers slow items."""
 
@@ -87,6 +96,7 @@ class _ConsumerState:
 
     def __init__(self) -> None:
         self.stop, self.in_flight, self.abandoned = StopToken(), InFlight(), AbandonedCalls()
+        self.loop: Loop | None = None  #: the latest one
 
 
 class _Consumer:
@@ -107,6 +117,14 @@ class _Consumer:
         """
         self._state.stop.request(now=now)
 
+    def stalled(self, seconds: float) -> str | None:
+        """Return what of the latest loop runs for longer than so many seconds, a fetch or an item; else None.
+
+        Any thread may call it, for example one that reports to a supervisor.
+        """
+        loop = self._state.loop
+        return None if loop is None else loop.stalled(seconds)
+
     @property
     def _state(self) -> _ConsumerState:
         # A mixin has no __init__ to rely on; setdefault lets one of two threads win.
@@ -122,7 +140,13 @@ class _Consumer:
         _require_policy_accepted(self, source, policy)
         self._require_hooks()
         _require_plain_listener(on_outcome)
-        return self._setup(policy, fetch, source)
+        setup = self._setup(policy, fetch, source)
+        if policy.loop.batch.acknowledge_together:
+            setup.acknowledge = StepSpec(
+                step="acknowledge", function=self._checked_acknowledge(source), retry=policy.steps.success.retry
+            )
+            setup.context.acknowledge = None
+        return setup
 
     def _item_setup(self) -> ConsumerSetup:
         """Check everything that a single item needs."""
@@ -139,19 +163,22 @@ class _Consumer:
         }
         observer, state = self.telemetry.observer(type(self).__name__), self._state
         context = EngineContext(observer=observer, stop=state.stop, source=source, abandoned=state.abandoned)
+        context.acknowledge = _acknowledge_of(source)
         return ConsumerSetup.of(context, policy, state.in_flight, calls)
 
-    def _item_source(self) -> Any:
-        """Return the source that gave out the current item, or else the task's own source."""
+    def _acknowledge(self) -> Callable[[Transaction], Any] | None:
+        """Return how to acknowledge the current item: at the source that gave it out, or else the task's own."""
         try:
-            return current_attempt().source
+            return current_attempt().acknowledge
         except LookupError:
-            return getattr(self, "source", None)
+            return _acknowledge_of(getattr(self, "source", None))
 
     def _loop(self, setup: ConsumerSetup, driver: ThreadDriver | AsyncioDriver, on_outcome: OnOutcome | None) -> Loop:
         timeout = setup.policy.loop.timeout
         ends_at = None if timeout is None else setup.context.clock() + timeout
-        return Loop(setup=setup, ends_at=ends_at, post=driver.post, on_outcome=on_outcome or (lambda _: None))
+        loop = Loop(setup=setup, ends_at=ends_at, post=driver.post, on_outcome=on_outcome or (lambda _: None))
+        self._state.loop = loop
+        return loop
 
     def _single_item(self, transaction: Transaction, setup: ConsumerSetup) -> WorkItem:
         """Take the id of an item that the caller passes in."""
@@ -206,6 +233,15 @@ class _Consumer:
             )
         return found
 
+    def _checked_acknowledge(self, source: Any) -> Callable[..., Any]:
+        if not isinstance(source, BatchAcknowledgingSource):
+            raise InvalidInputError(
+                f"The source of {_type_name(self)} is of type {_type_name(source)} and has no "
+                "ack_transactions(transactions), which loop.batch.acknowledge_together calls; expected that method, or "
+                "a policy without acknowledge_together. Nothing was fetched."
+            )
+        return source.ack_transactions
+
     def _require_hooks(self) -> None:
         """Refuse a task whose hooks are missing, misspelt or have other arguments.
 
@@ -244,8 +280,8 @@ class ConsumerMixin(_Consumer):
     def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
         """Settle an item that was processed. By default, acknowledge it if its source wants that."""
         del result
-        source = self._item_source()
-        return source.ack_transaction(transaction) if isinstance(source, AcknowledgingSource) else None
+        acknowledge = self._acknowledge()
+        return None if acknowledge is None else acknowledge(transaction)
 
     def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> Any:
         """Settle an item that failed. By default, do nothing: the source may give it out again."""
@@ -289,11 +325,8 @@ class AsyncConsumerMixin(_Consumer):
     async def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
         """Settle an item that was processed. By default, acknowledge it if its source wants that."""
         del result
-        source = self._item_source()
-        if isinstance(source, AcknowledgingSource):
-            answer = source.ack_transaction(transaction)
-            return await answer if inspect.isawaitable(answer) else answer
-        return None
+        acknowledge = self._acknowledge()
+        return None if acknowledge is None else await _awaited(acknowledge, transaction)
 
     async def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> Any:
         """Settle an item that failed. By default, do nothing: the source may give it out again."""
@@ -313,6 +346,8 @@ class AsyncConsumerMixin(_Consumer):
         """
         setup = self._loop_setup(source, policy, on_outcome)
         _require_async(self, [spec.function for spec in setup.steps.values()])
+        if setup.acknowledge is not None:
+            setup.acknowledge.function = functools.partial(_awaited, setup.acknowledge.function)
         driver = AsyncioDriver(setup)
         return await driver.run(self._loop(setup, driver, on_outcome))
 
@@ -321,6 +356,16 @@ class AsyncConsumerMixin(_Consumer):
         setup = self._item_setup()
         _require_async(self, [spec.function for spec in setup.steps.values()])
         return await AsyncioDriver(setup).run_item(self._single_item(transaction, setup))
+
+
+def _acknowledge_of(source: Any) -> Callable[[Transaction], Any] | None:
+    return source.ack_transaction if isinstance(source, AcknowledgingSource) else None
+
+
+async def _awaited(function: Callable[..., Any], *args: Any) -> Any:
+    """Return the value of a function, awaited if needed."""
+    answer = function(*args)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 async def _no_fetch(*_: Any, **__: Any) -> Any:

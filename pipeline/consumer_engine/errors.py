@@ -112,11 +112,12 @@ def _problems(error: ValidationError) -> Iterator[str]:
 def as_transaction_exception(error: BaseException, transaction_id: str | None) -> TransactionException:
     """Return the error as one of the three kinds, with its item and its cause.
 
-    A task's own exception is copied before the id is set: the task may raise the same object for two
-    items at once.
+    Python's ``TimeoutError``, which asyncio, sockets and tasks raise, is a timeout. A task's own exception is
+    copied before the id is set: the task may raise the same object for two items at once.
     """
     if not isinstance(error, TransactionException):
-        return TransactionException(error_message(error), ExceptionType.SYSTEM, transaction_id, cause=error)
+        category = ExceptionType.TIMEOUT if isinstance(error, TimeoutError) else ExceptionType.SYSTEM
+        return TransactionException(error_message(error), category, transaction_id, cause=error)
     if error.transaction_id == transaction_id:
         return error
     own = copy.copy(error)

@@ -9,19 +9,27 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.consumer_engine.attempts import EngineContext, Request, StepResult, StepSpec, StepTarget, run_attempts
-from pipeline.consumer_engine.bounded import InFlight
+from pipeline.consumer_engine.attempts import (
+    EngineContext,
+    Request,
+    StepResult,
+    StepSpec,
+    StepTarget,
+    attempt_again,
+    begin_plain,
+    end_plain,
+    run_attempts,
+)
+from pipeline.consumer_engine.bounded import CallResult, InFlight
 from pipeline.consumer_engine.errors import ExceptionType, TransactionException, failure_description, printable_id
 from pipeline.consumer_engine.lifecycle import (
     ItemOutcome,
     ItemStatus,
     Step,
-    can_start_after_deadline,
     final_status,
-    is_cut_at_deadline,
     next_step,
     retry_of,
 )
@@ -42,6 +50,9 @@ class ConsumerSetup:
     in_flight: InFlight
     steps: Mapping[Step, StepSpec]
     transaction_timeout: float | None
+    #: whether attempts to process an item and to settle its success have no limits, and nothing observes them
+    is_plain: bool = False
+    acknowledge: StepSpec | None = None  #: how the engine acknowledges the succeeded items of a batch
 
     @classmethod
     def of(
@@ -57,13 +68,23 @@ class ConsumerSetup:
                 step=step,
                 function=functools.partial(function, **policy.steps.fetch.extra) if step is Step.FETCH else function,
                 retry=retry_of(policy.steps, step),
-                is_timed=not can_start_after_deadline(step),
-                is_cut_at_deadline=is_cut_at_deadline(step),
+                always_begins=step is Step.EXCEPTION,
                 is_stoppable=step is Step.FETCH,
             )
             for step, function in calls.items()
         }
-        return cls(context, policy, in_flight, specs, policy.loop.transaction_timeout)
+        limits = [policy.loop.transaction_timeout, specs[Step.PROCESS].retry.timeout, specs[Step.SUCCESS].retry.timeout]
+        is_observed = context.observer.is_traced or context.observer.is_metered
+        is_plain = not is_observed and all(limit is None for limit in limits)
+        return cls(context, policy, in_flight, specs, policy.loop.transaction_timeout, is_plain)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch as the source gave it."""
+
+    open: int  #: items that have not ended
+    succeeded: list[Transaction] = field(default_factory=list)
 
 
 class WorkItem(StepTarget):
@@ -73,6 +94,9 @@ class WorkItem(StepTarget):
         "_claimed",
         "_in_flight",
         "attempts",
+        "batch",
+        "begun_at",
+        "cut",
         "failure",
         "is_past_deadline",
         "is_started",
@@ -80,13 +104,15 @@ class WorkItem(StepTarget):
         "value",
     )
 
-    def __init__(self, transaction: Transaction, in_flight: InFlight) -> None:
-        self.transaction = transaction
+    def __init__(self, transaction: Transaction, in_flight: InFlight, batch: "Batch | None" = None) -> None:
+        self.transaction, self.batch = transaction, batch
         self.transaction_id = transaction.transaction_id
         self.ends_at = None
         self.attempts: dict[Step, int] = {}
         self.value: Any = None
         self.failure: TransactionException | None = None
+        self.cut: Step | None = None
+        self.begun_at: float | None = None  #: on the clock of the context
         self.is_started = self.is_past_deadline = False
         self._claimed = threading.Lock()
         self._in_flight = in_flight
@@ -105,20 +131,55 @@ class WorkItem(StepTarget):
 
 def run_item(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
     """Process an item whose id was taken, and release the id at the end."""
+    if setup.is_plain:
+        return _run_plain(setup, item)
     observer = setup.context.observer
     return _run_observed(setup, item) if observer.is_traced or observer.is_metered else _run_timed(setup, item)
 
 
 def _run_timed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
     clock = setup.context.clock
-    item.is_started, begun = True, clock()
+    item.is_started, item.begun_at = True, (begun := clock())
     if setup.transaction_timeout is not None:
         item.ends_at = begun + setup.transaction_timeout
     try:
         status, unhandled = yield from _run_steps(setup, item)
     finally:
         setup.in_flight.release(item.transaction.transaction_id)
-    return ItemOutcome(item.transaction, status, item.attempts, item.value, item.failure, unhandled, clock() - begun)
+    seconds = clock() - begun
+    return ItemOutcome(item.transaction, status, item.attempts, item.value, item.failure, unhandled, seconds, item.cut)
+
+
+def _run_plain(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
+    """Do what `_run_timed` does, in one generator as long as the first attempts return. From there on `_run_steps`."""
+    context, transaction = setup.context, item.transaction
+    item.is_started, item.begun_at = True, (begun := context.clock())
+    args: tuple[Any, ...] = (transaction,)
+    step, status, ended = Step.PROCESS, None, None
+    unhandled: TransactionException | None = None
+    try:
+        while not context.is_over:
+            call, attempt, token = begin_plain(context, setup.steps[step], args, transaction.transaction_id)
+            try:
+                ended = yield call
+            finally:
+                end_plain(attempt, token)
+            if ended.error is not None:
+                break
+            item.attempts[step] = 1
+            if step is Step.SUCCESS:
+                status = ItemStatus.SUCCESS
+                break
+            step, item.value, args, ended = Step.SUCCESS, ended.value, (transaction, ended.value), None
+            if not item.claim():
+                status = ItemStatus.UNFINISHED  # the loop gave the item up first
+                break
+        if status is None:
+            status, unhandled = yield from _run_steps(setup, item, step, ended)
+    finally:
+        setup.in_flight.release(transaction.transaction_id)
+    seconds = context.clock() - begun
+    return ItemOutcome(transaction, status, item.attempts, item.value, item.failure, unhandled, seconds, item.cut)
 
 
 def _run_observed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
@@ -138,29 +199,59 @@ def _run_observed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
 
 
 def _run_steps(
-    setup: ConsumerSetup, item: WorkItem
+    setup: ConsumerSetup, item: WorkItem, step: Step = Step.PROCESS, first: CallResult | None = None
 ) -> Generator[Request, Any, tuple[ItemStatus, TransactionException | None]]:
-    """Run one step after the other, until one settles the item."""
-    step = Step.PROCESS
+    """Run one step after the other, until one settles the item or its time is up.
+
+    ``first`` is how the first attempt of the first of these steps ended, if it was made.
+    """
     while True:
-        ended = yield from run_attempts(setup.context, setup.steps[step], _arguments(item, step), item)
+        if step is Step.EXCEPTION:
+            _extend_deadline(setup, item)
+        spec, args = setup.steps[step], _arguments(item, step)
+        attempts = (
+            run_attempts(setup.context, spec, args, item)
+            if first is None
+            else attempt_again(setup.context, spec, args, item, first)
+        )
+        ended, first = (yield from attempts), None
         item.attempts[step] = ended.attempts
         if ended.is_stopped:
             return ItemStatus.UNFINISHED, None
-        if step is Step.EXCEPTION:
-            _log_failure(setup, item, ended.failure)
-            return final_status(step, failed=True, is_time_up=item.is_past_deadline), ended.failure
-        failed = ended.failure is not None or ended.is_past_deadline
-        if failed:
-            _record_failure(setup, item, ended)
-        elif step is Step.PROCESS:
-            item.value = ended.value
-        following = next_step(step, failed=failed)
+        failure = _failure(setup, item, step, ended)
+        following = next_step(step, failed=failure is not None, is_cut=ended.is_cut)
+        if step is not Step.EXCEPTION:
+            _record(item, step, ended.value, failure)
         if following is None:
-            return final_status(step, failed=failed, is_time_up=item.is_past_deadline), None
+            return _end(setup, item, step, failure)
         if step is Step.PROCESS and not item.claim():
             return ItemStatus.UNFINISHED, None  # the loop gave the item up first
         step = following
+
+
+def _record(item: WorkItem, step: Step, value: Any, failure: TransactionException | None) -> None:
+    """Keep the result or the failure of a step for the handler that follows."""
+    if failure is not None:
+        item.failure = failure
+    elif step is Step.PROCESS:
+        item.value = value
+
+
+def _end(
+    setup: ConsumerSetup, item: WorkItem, step: Step, failure: TransactionException | None
+) -> tuple[ItemStatus, TransactionException | None]:
+    """Return how an item ended with this step, and why its exception handler failed."""
+    unhandled = failure if step is Step.EXCEPTION else None
+    if item.failure is not None:
+        _log_failure(setup, item, unhandled)
+    return final_status(step, failed=failure is not None, is_time_up=item.is_past_deadline), unhandled
+
+
+def _extend_deadline(setup: ConsumerSetup, item: WorkItem) -> None:
+    """Give the exception handler of an item whose time is up the same time again."""
+    now = setup.context.clock()
+    if setup.transaction_timeout is not None and item.ends_at is not None and now >= item.ends_at:
+        item.ends_at = now + setup.transaction_timeout
 
 
 def _arguments(item: WorkItem, step: Step) -> tuple[Any, ...]:
@@ -169,17 +260,21 @@ def _arguments(item: WorkItem, step: Step) -> tuple[Any, ...]:
     return item.transaction, item.value if step is Step.SUCCESS else item.failure
 
 
-def _record_failure(setup: ConsumerSetup, item: WorkItem, ended: StepResult) -> None:
-    """Remember why a step failed, for the handler that follows."""
-    item.failure = ended.failure
-    if ended.is_past_deadline:
-        item_id, limit = printable_id(item.transaction.transaction_id), setup.transaction_timeout
-        message = f"{item_id} was not done within {limit:g} s, the timeout of a transaction"
-        if ended.failure is not None and ended.error is not None:  # the timeout alone would hide the failures
-            message = f"{message}; the last attempt: {failure_description(ended.failure)}"
-        item.is_past_deadline = True
-        item.failure = TransactionException(message, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
-        setup.context.observer.count("pipeline.consumer_engine.timeouts", scope="transaction")
+def _failure(setup: ConsumerSetup, item: WorkItem, step: Step, ended: StepResult) -> TransactionException | None:
+    """Return why a step failed. A timeout of the transaction is counted, with the step that ran then."""
+    if not ended.is_past_deadline:
+        return ended.failure
+    item.is_past_deadline = True
+    if ended.is_cut:
+        item.cut = step
+    setup.context.observer.count("pipeline.consumer_engine.timeouts", scope="transaction", step=str(step))
+    item_id, limit = printable_id(item.transaction.transaction_id), setup.transaction_timeout
+    message = f"{item_id} was not done within {limit:g} s, the timeout of a transaction"
+    if ended.is_cut and step is not Step.PROCESS:
+        message = f"{message}; its {step} handler was cut and may have settled it, or may still do so"
+    if ended.failure is not None and ended.error is not None:  # the timeout alone would hide the failures
+        message = f"{message}; the last attempt: {failure_description(ended.failure)}"
+    return TransactionException(message, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
 
 
 def _log_failure(setup: ConsumerSetup, item: WorkItem, unhandled: TransactionException | None) -> None:

@@ -10,7 +10,7 @@ and each step is attempted by its own policy before it counts as failed.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class ItemStatus(StrEnum):
 
     SUCCESS = "success"  #: processed, and the success handler returned
     EXCEPTION = "exception"  #: failed, and the exception handler was called
-    TIMEOUT = "timeout"  #: not done within the transaction's time; the exception handler was called
+    TIMEOUT = "timeout"  #: not done within the transaction's time; `ItemOutcome.cut` is the step that ran then
     UNFINISHED = "unfinished"  #: left unacknowledged: the loop ended, or an abandoned call holds its id
 
 
@@ -65,27 +65,19 @@ def pause_before_next(retry: RetryPolicy, attempt: int, category: ExceptionType)
     return retry.pause(attempt - 1)
 
 
-def next_step(step: Step, *, failed: bool) -> Step | None:
-    """Return the step after this one, or None when the item is done."""
+def next_step(step: Step, *, failed: bool, is_cut: bool = False) -> Step | None:
+    """Return the step after this one, or None when the item is done.
+
+    ``is_cut``: the transaction's timeout ended a running attempt. No other handler follows a success
+    handler that was cut: it may have settled the item, and the item would end twice.
+    """
+    if is_cut and step is not Step.PROCESS:
+        return None
     if step is Step.PROCESS and not failed:
         return Step.SUCCESS
     if step in (Step.PROCESS, Step.SUCCESS) and failed:
         return Step.EXCEPTION
     return None
-
-
-def is_cut_at_deadline(step: Step) -> bool:
-    """Return whether a running attempt ends at the deadline of the loop or the transaction.
-
-    A handler that has begun is not cut: it settles the item. If the other handler followed, the item
-    could end twice. The timeout of its own policy bounds it.
-    """
-    return step in (Step.FETCH, Step.PROCESS)
-
-
-def can_start_after_deadline(step: Step) -> bool:
-    """Return whether attempts of this step may begin after the deadline: only those that settle failures."""
-    return step is Step.EXCEPTION
 
 
 def final_status(step: Step, *, failed: bool, is_time_up: bool) -> ItemStatus:
@@ -143,6 +135,12 @@ class ItemOutcome(NamedTuple):
     error: TransactionException | None = None  #: why it failed, as passed to the exception handler
     handler_error: TransactionException | None = None  #: why the exception handler itself failed in its last attempt
     seconds: float = 0.0  #: from the moment a worker started on it
+    cut: Step | None = None  #: the step that was running when the transaction's time was up
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a handler was cut: it may have settled the item, or may still do so."""
+        return self.cut is not None and self.cut is not Step.PROCESS
 
 
 @dataclass(slots=True)
@@ -154,15 +152,16 @@ class LoopReport:
     failed: int = 0
     timed_out: int = 0
     unfinished: int = 0  #: left unacknowledged
-    in_doubt: int = 0  #: of the unfinished, those whose handler had begun and may still settle them
+    in_doubt: int = 0  #: of the timed out and unfinished, those whose handler had begun and may still settle them
     handler_failures: int = 0  #: of the failed and timed out, those whose exception handler failed too
     step_timeouts: int = 0  #: of the failed, those whose last attempt timed out
     batches: int = 0
+    cut: dict[Step, int] = field(default_factory=dict)  #: of the timed out, those cut while this step ran
     ending: Ending | None = None  #: None while the loop runs, and when it failed
 
     @property
     def processed(self) -> int:
-        """Items that a handler settled, in either way."""
+        """Items that ended, in doubt or not; the unfinished ones are not among them."""
         return self.succeeded + self.failed + self.timed_out
 
     def add(self, outcome: ItemOutcome) -> None:
@@ -178,6 +177,9 @@ class LoopReport:
             case ItemStatus.UNFINISHED:
                 self.unfinished += 1
         self.handler_failures += outcome.handler_error is not None
+        self.in_doubt += outcome.is_in_doubt
+        if outcome.cut is not None:
+            self.cut[outcome.cut] = self.cut.get(outcome.cut, 0) + 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as JSON."""

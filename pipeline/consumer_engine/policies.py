@@ -111,6 +111,7 @@ class BatchPolicy(EnginePolicy):
     min_size: Count = 1  #: a bound for a tool that chooses ``size``
     max_size: Count | None = None  #: a bound for a tool that chooses ``size``
     interval: Seconds = 0.0  #: reserved by the specification; nothing reads it
+    acknowledge_together: bool = False  #: whether the engine acknowledges the items of a batch in one call at its end
 
     @model_validator(mode="after")
     def _within_bounds(self) -> Self:
@@ -175,6 +176,7 @@ class ConsumerLoopPolicy(EnginePolicy):
     limit: Annotated[int, _Number, Field(ge=0)] | None = None  #: items fetched before the loop ends; 0 fetches none
     transaction_timeout: Timeout | None = None  #: seconds for one item, from the moment a worker starts on it
     streaming: bool = False  #: whether the loop continues after an empty fetch
+    continuous: bool = False  #: whether the next batch is fetched while items of the last one are in progress
     empty_queue: EmptyQueuePolicy = EmptyQueuePolicy()
 
 
@@ -184,6 +186,36 @@ class ConsumerPolicy(EnginePolicy):
     name: str | None = None
     loop: ConsumerLoopPolicy = ConsumerLoopPolicy()
     steps: ConsumerSteps = ConsumerSteps()
+
+    @classmethod
+    def of(  # noqa: PLR0913 - settings by name
+        cls,
+        *,
+        batch: int = 1,
+        concurrency: int = 1,
+        attempts: int = 1,
+        timeout: float | None = None,
+        backoff: float = 0.0,
+        limit: int | None = None,
+        streaming: bool = False,
+        continuous: bool = False,
+        acknowledge_together: bool = False,
+    ) -> Self:
+        """Build a policy from the settings that most tasks need.
+
+        ``attempts`` and ``backoff`` are those of processing. ``timeout`` is that of an item, from its start to the end
+        of its handlers.
+        """
+        retry = RetryPolicy(max_attempts=attempts, backoff=backoff, backoff_cap=max(30.0, backoff) if backoff else 0.0)
+        loop = ConsumerLoopPolicy(
+            batch=BatchPolicy(size=batch, acknowledge_together=acknowledge_together),
+            concurrency=ConcurrencyPolicy(value=concurrency),
+            transaction_timeout=timeout,
+            limit=limit,
+            streaming=streaming,
+            continuous=continuous,
+        )
+        return cls(loop=loop, steps=ConsumerSteps(process=ProcessPolicy(retry=retry)))
 
 
 PREFIX = "CONSUME_"

@@ -5,6 +5,7 @@ must not keep a process from ending. A call without a limit runs in the worker's
 with a limit runs in a thread beside it, which can be abandoned.
 """
 
+import contextlib
 import contextvars
 import functools
 import threading
@@ -13,14 +14,25 @@ from collections.abc import Callable, Generator
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from pipeline.consumer_engine.attempts import Invoke, Pause
+from pipeline.consumer_engine.attempts import Invoke, Pause, StepGenerator
 from pipeline.consumer_engine.bounded import CallResult, StepRunner, call_and_await
 from pipeline.consumer_engine.items import ConsumerSetup, WorkItem, run_item
 from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport, wait_ends_at
-from pipeline.consumer_engine.loop import Abandon, ItemDone, Loop, LoopSignal, Start, Wait, run_loop
+from pipeline.consumer_engine.loop import (
+    Abandon,
+    FetchDone,
+    ItemDone,
+    Loop,
+    LoopSignal,
+    Start,
+    StartFetch,
+    Wait,
+    run_loop,
+)
 
 T = TypeVar("T")
 
+_ENOUGH, _GATHER = 8, 0.0005  #: waiting items at which the loop gathers outcomes, and for how many seconds
 QueuedItem = tuple[contextvars.Context, WorkItem]
 
 
@@ -76,6 +88,8 @@ class ThreadDriver:
         self._workers = 0
         self._stop_requested = threading.Event()
         self._steps = StepRunner()
+        self._fetcher, self._fetch_steps = StepRunner(), StepRunner()  # of fetches beside the loop, and of their calls
+        self._fetch_signals: SimpleQueue[Any] = SimpleQueue()
 
     def post(self, signal: LoopSignal) -> None:
         """Wake the loop. Takes no lock of Python's: a signal handler may call it."""
@@ -83,11 +97,16 @@ class ThreadDriver:
 
     def run(self, loop: Loop) -> LoopReport:
         """Drive the loop to its end."""
-        with loop.context.stop.subscribe(functools.partial(self.post, LoopSignal.STOP_REQUESTED)):
+        with loop.context.stop.subscribe(self._on_stop):
             try:
                 return drive(run_loop(loop), self._perform)
             finally:
                 self._close()
+
+    def _on_stop(self) -> None:
+        """Wake the loop, and the thread that waits for a fetch."""
+        self.post(LoopSignal.STOP_REQUESTED)
+        self._fetch_signals.put(LoopSignal.STOP_REQUESTED)
 
     def run_item(self, item: WorkItem) -> ItemOutcome:
         """Process one item in this thread."""
@@ -104,7 +123,9 @@ class ThreadDriver:
                 self._start(items)
             case Wait(seconds):
                 return self._receive(seconds)
-            case Invoke(limit=None):
+            case StartFetch(attempts):
+                self._fetcher.begin(self._fetch_beside, (attempts,))
+            case Invoke(limit=None) | Invoke(is_stoppable=False):
                 return make_call(request, self._steps)
             case Invoke():
                 return self._fetch(request)
@@ -136,20 +157,38 @@ class ThreadDriver:
             del job, context, item  # an idle thread must not keep the last item alive
         steps.close()
 
+    def _fetch_beside(self, attempts: StepGenerator) -> None:
+        """Run the attempts of a fetch in the thread for fetches, and report to the loop."""
+        try:
+            self._inbox.put(FetchDone(drive(attempts, self._perform_fetch)))
+        except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop raises it
+            self._inbox.put(error)
+
+    def _perform_fetch(self, request: Invoke | Pause) -> Any:
+        if isinstance(request, Invoke):
+            return make_call(request, self._fetch_steps) if request.limit is None else self._fetch(request)
+        self._stop_requested.wait(request.seconds)
+        return None
+
     def _fetch(self, call: Invoke) -> CallResult:
-        """Make a fetch that has a limit. No item is open then, so no outcome is missed."""
+        """Make a fetch that has a limit, or that a stop request may end."""
         assert call.limit is not None
         ends_at, is_stopping = time.monotonic() + call.limit, False
-        job = self._steps.begin(call.function, call.args)
-        job.then(functools.partial(self._inbox.put, job))
+        context, self._fetch_signals = self._setup.context, (signals := SimpleQueue[Any]())
+        if context.stop.is_requested:
+            signals.put(LoopSignal.STOP_REQUESTED)
+        job = self._fetch_steps.begin(call.function, call.args)
+        job.then(functools.partial(signals.put, None))
         while not job.is_done:
             rest = ends_at - time.monotonic()
             if rest <= 0:
-                self._steps.abandon(job, call.on_abandon)
+                self._fetch_steps.abandon(job, call.on_abandon)
                 return CallResult(is_timed_out=not is_stopping, is_stopped=is_stopping)
-            if LoopSignal.STOP_REQUESTED in self._receive(rest):
-                stop, is_stopping = self._setup.context.stop, True
-                ends_at = wait_ends_at(ends_at, time.monotonic(), is_bounded=True, is_immediate=stop.is_immediate)
+            with contextlib.suppress(Empty):
+                if signals.get(timeout=rest) is LoopSignal.STOP_REQUESTED:
+                    is_stopping = True
+                    is_immediate = context.stop.is_immediate or context.is_over
+                    ends_at = wait_ends_at(ends_at, time.monotonic(), is_bounded=True, is_immediate=is_immediate)
         return CallResult(job.value, job.error)
 
     def _receive(self, seconds: float | None) -> list[Any]:
@@ -158,6 +197,8 @@ class ThreadDriver:
         try:
             if seconds != 0:
                 arrived.append(self._inbox.get(timeout=seconds))
+                if self._queued.qsize() > _ENOUGH:  # no worker waits for the loop: let more outcomes arrive
+                    self._stop_requested.wait(_GATHER)
             while True:
                 arrived.append(self._inbox.get_nowait())
         except Empty:
@@ -182,6 +223,8 @@ class ThreadDriver:
 
     def _close(self) -> None:
         self._stop_requested.set()
-        self._steps.close()
+        self._fetch_signals.put(LoopSignal.STOP_REQUESTED)  # a fetch beside the loop is not waited for
+        for runner in (self._steps, self._fetcher, self._fetch_steps):
+            runner.close()
         for _ in range(self._workers):
             self._queued.put(None)

@@ -6,7 +6,7 @@ require that: a payload is opaque to it, and may be any object of a source in th
 
 import math
 from collections.abc import Mapping
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, PlainSerializer, StringConstraints
@@ -43,15 +43,18 @@ class FrozenList(list[Any]):
         return self
 
 
+_FROZEN = frozenset({str, int, float, bool, type(None), FrozenDict, FrozenList})
+
+
 def freeze(value: Any) -> Any:
     """Return the value with read-only dicts, lists and sets at every depth.
 
     Objects of other types are kept as they are.
     """
     kind = type(value)
-    if kind is str or kind is int or value is None or kind in (FrozenDict, FrozenList):
+    if kind in _FROZEN:
         return value
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         return FrozenDict({key: freeze(inner) for key, inner in value.items()})
     if isinstance(value, list):
         return FrozenList([freeze(inner) for inner in value])
@@ -122,8 +125,42 @@ class Transaction(BaseModel):
     traceparent: str | None = None  #: the trace that made it, as W3C traceparent
     metadata: Annotated[Mapping[str, Any], AfterValidator(freeze), PlainSerializer(thaw)] = freeze({})
 
+    @classmethod
+    def of_entry(
+        cls,
+        transaction_id: str,
+        payload: Mapping[str, Any],
+        created_at: datetime,
+        *,
+        source: str,
+        traceparent: str | None,
+        metadata: FrozenDict,
+    ) -> "Transaction":
+        """Build an item from parts that are known to fit: JSON, and a time in UTC. Nothing is checked."""
+        known = {
+            "transaction_id": transaction_id,
+            "payload": FrozenDict(
+                {key: inner if type(inner) in _FROZEN else freeze(inner) for key, inner in payload.items()}
+            ),
+            "created_at": created_at,
+            "source": source,
+            "correlation_id": None,
+            "parent_id": None,
+            "traceparent": traceparent,
+            "metadata": metadata,
+        }
+        made = cls.__new__(cls)
+        object.__setattr__(made, "__dict__", known)
+        object.__setattr__(made, "__pydantic_fields_set__", _ALL_FIELDS)
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", None)
+        return made
+
     def __repr__(self) -> str:
         """Show the id only: a payload does not belong in logs."""
         return f"Transaction({self.transaction_id!r})"
 
     __str__ = __repr__
+
+
+_ALL_FIELDS = set(Transaction.model_fields)  #: of items that `of_entry` built; a copy of an item copies it

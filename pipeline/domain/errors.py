@@ -17,9 +17,11 @@ PipelineError
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
     │   ├── PhaseViolationError  a handler did what its phase must not do
-    │   └── EventError          one event cannot be used, and it is known which
+    │   ├── EventError          one event cannot be used, and it is known which
+    │   └── TamperedError       an encrypted value was changed or moved
     ├── TransientError          an outside system fails for now: try again
     └── AuthError               an operator must act
+        └── MissingKeyError     an encrypted value cannot be read without its key
 """
 
 from collections.abc import Iterable, Mapping
@@ -218,6 +220,16 @@ class TransientError(HandlerError):
 
 class AuthError(HandlerError):
     """Credentials or permissions are missing: an operator must act."""
+
+
+class TamperedError(LogicError):
+    """An encrypted value is not what was encrypted for its place: changed, moved, or of another key."""
+
+    event_id: EventId  #: of the payload that it is about; missing if it is about something else
+
+
+class MissingKeyError(AuthError):
+    """A process lacks the key of an encrypted value, or the codec of its workflow."""
 
 
 def quantity(count: int, noun: str) -> str:

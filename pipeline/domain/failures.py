@@ -12,7 +12,15 @@ from pathlib import PurePath
 from typing import assert_never
 
 from pipeline.domain.boundary import Disposition, InputAction, Side, disposition_of, side_of
-from pipeline.domain.errors import AuthError, EventError, LogicError, PipelineError, ReservationError, TransientError
+from pipeline.domain.errors import (
+    AuthError,
+    EventError,
+    LogicError,
+    PipelineError,
+    ReservationError,
+    TamperedError,
+    TransientError,
+)
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.states import EventId, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnExhausted, OnLogicError, OnUncertain
@@ -53,6 +61,7 @@ class Failure:
     kind: FailureKind
     message: str
     error_type: str = ""
+    frames: str = ""  #: where it was raised: the last lines of the traceback, without the message
     retry_after: timedelta = timedelta(0)  #: how long the outside system asks to be left alone
     quiet_period: timedelta = timedelta(
         0
@@ -120,7 +129,7 @@ def classify(error: BaseException) -> Failure:
             kind = FailureKind.INTERNAL
         case _:
             kind = FailureKind.TRANSIENT
-    culprits = (error.event_id,) if isinstance(error, EventError) and hasattr(error, "event_id") else ()
+    culprits = (error.event_id,) if isinstance(error, EventError | TamperedError) and hasattr(error, "event_id") else ()
     return Failure(kind=kind, message=_message(error), error_type=type(error).__qualname__, culprits=culprits)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from pipeline.domain.codec import MARKER, Sealed
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.text import printable_text
 
@@ -35,7 +36,12 @@ _ROUND_TRIP_MODEL = "a model that its own JSON reads back; publish what cannot b
 
 
 def checked_json(value: Any, *, what: str, limit: int) -> Any:
-    """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong."""
+    """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong.
+
+    A value that this process has sealed was checked before.
+    """
+    if isinstance(value, Sealed):
+        return value
     if not is_plain(value, limit):
         _serialize(value, what, limit)
     return value
@@ -46,6 +52,8 @@ def is_plain(value: Any, limit: int) -> bool:
 
     Nearly every payload is. This walk takes a tenth of the time of the exact one, which alone refuses a value.
     """
+    if isinstance(value, dict) and MARKER in value:
+        return False
     texts: list[Any] = []
     level: list[Any] = [value]
     size = 0  #: of the JSON at most, the characters of texts excepted
@@ -164,6 +172,12 @@ def _is_equal(value: Any, back: Any) -> bool:
 
 
 def _serialize(value: Any, what: str, limit: int) -> str:
+    if isinstance(value, dict) and MARKER in value:
+        raise PayloadError(
+            what,
+            f"it has the key {MARKER!r}, which marks an encrypted value",
+            "an object without this key; a value that is encrypted is read where PIPELINE_CODEC_KEYS has its key",
+        )
     left = [limit]
     found = _flaw(value, 0, left)
     if left[0] < 0:

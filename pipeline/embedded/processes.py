@@ -118,7 +118,8 @@ def start(
 
     It gets ``end_signal`` when we die. It is tied to the *thread* that starts it, so this belongs on the main thread.
     """
-    with log.open("ab") as output:
+    # Postgres logs statements that failed, with their values
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         return subprocess.Popen(
             [str(part) for part in command],
             cwd=folder,

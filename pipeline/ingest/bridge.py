@@ -190,10 +190,12 @@ class Bridge:
             self.read_once()
 
     def recover(self, *, every_ms: int = 5_000) -> None:
-        """Publish stale entries until ``stop``."""
+        """Publish stale entries until ``stop``. When there is none, remove the consumers that are gone."""
         while not self._is_stopping:
             self.touch_liveness()
             if self.recover_once() == 0:
+                for name in self.queue.remove_gone_consumers():
+                    logger.info("removed consumer %s of stream %r: it is gone", name, self.queue.config.stream)
                 wait_interruptibly(every_ms / 1000, lambda: self._is_stopping)
 
     def read_once(self, block_ms: int | None = None) -> int:

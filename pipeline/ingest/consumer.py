@@ -183,10 +183,14 @@ class RecoveryRunner:
         min_idle_ms: int | None = None,
         every_ms: int = 5_000,
     ) -> None:
-        """Claim, handle, commit, acknowledge, until ``stop``. Poll every ``every_ms`` when idle."""
+        """Claim, handle, commit, acknowledge, until ``stop``. Poll every ``every_ms`` when idle.
+
+        When nothing is stale, remove the consumers of the group that are gone.
+        """
         require_positive("every_ms", every_ms)
         while not self._is_stopping:
             if self.run_once(handler, db_factory, min_idle_ms=min_idle_ms) == 0:
+                self._queue.remove_gone_consumers(min_idle_ms)
                 wait_interruptibly(every_ms / 1000, lambda: self._is_stopping)
 
     def run_once(

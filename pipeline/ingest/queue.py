@@ -9,7 +9,9 @@ of the two silently, so here they stay pairs.
 
 import json
 import logging
+import os
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,12 +20,12 @@ from typing import Any, NoReturn
 
 from opentelemetry.metrics import Meter, get_meter
 from redis import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AskError, RedisError, ResponseError
 
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import distinct_keys
 from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
-from pipeline.ingest.redis_client import require_socket_timeout, require_usable_client
+from pipeline.ingest.redis_client import ONE_SERVER, require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table
 from pipeline.telemetry import spans
 from pipeline.text import printable_text
@@ -37,6 +39,21 @@ PARKING_SUFFIX = ":parked"
 #: The start of Redis's reply when the stream or group does not exist. A read that waits at its deletion gets
 #: NOGROUP from Redis 7.2 and Valkey, and UNBLOCKED from older servers.
 _STREAM_GONE = ("NOGROUP", "no such key", "UNBLOCKED the stream key no longer exists")
+
+
+#: Removes what is idle and has nothing pending. One script: an entry that is delivered in between would be lost.
+_REMOVE_GONE = """
+local gone = {}
+for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local found = {}
+  for i = 1, #row, 2 do found[row[i]] = row[i + 1] end
+  if found.pending == 0 and found.idle >= tonumber(ARGV[2]) and found.name ~= ARGV[3] then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], found.name)
+    gone[#gone + 1] = found.name
+  end
+end
+return gone
+"""
 
 
 def keep_pairs(client: Redis) -> None:
@@ -69,9 +86,7 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
             "and one tracestate"
         )
     try:
-        payload = json.loads(
-            str(found[DATA_FIELD], "utf-8"), parse_constant=_refuse_constant, object_pairs_hook=distinct_keys
-        )
+        payload = _DECODER.decode(str(found[DATA_FIELD], "utf-8"))
     except RecursionError:
         raise ValueError("its data is nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -85,6 +100,8 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
 
 def traceparent_of(fields: Pairs) -> str | None:
     """Return the trace that made an entry, or None. An invalid one is ignored."""
+    if len(fields) == 1:
+        return None
     given = dict(fields).get(_TRACEPARENT, b"").decode(errors="replace")
     return given if spans.parse_traceparent(given) is not None else None
 
@@ -109,6 +126,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=distinct_keys)
 logger = logging.getLogger("pipeline.ingest")
 
 
@@ -200,6 +218,7 @@ class RedisStreamsQueue:
         keep_pairs(client)
         self.client, self.config = client, config
         self._metrics = QueueMetrics(config.stream, meter)
+        self._claimed_to: str | None = None  #: the entry at which the next claim goes on
         if create:
             self._create_group()
 
@@ -240,11 +259,15 @@ class RedisStreamsQueue:
                     f"Message {message.id} belongs to group {message.group!r} of stream {message.stream!r}; this queue "
                     f"acknowledges for group {self.config.group!r} of {self.config.stream!r}. Nothing was acknowledged."
                 )
-        if not messages:
+        self.ack_entries([message.id for message in messages])
+
+    def ack_entries(self, ids: Sequence[str]) -> None:
+        """Acknowledge entries of this stream and group in one call."""
+        if not ids:
             return
         with self.translate_errors("acknowledge"):
-            self.client.xack(self.config.stream, self.config.group, *(message.id for message in messages))
-        self._metrics.count("acks", len(messages))
+            self.client.xack(self.config.stream, self.config.group, *ids)
+        self._metrics.count("acks", len(ids))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
         """Claim entries that were pending for ``min_idle_ms``, of any consumer, this one included.
@@ -252,9 +275,12 @@ class RedisStreamsQueue:
         Redis gives each entry to one of several claimers. If the former consumer still works on an entry, it
         is processed twice: the idle time must be longer than any work takes. Entries that are gone from the
         stream are lost, and raised as poison. Newer servers forget them during this claim.
+
+        A claim goes on behind the one before, and starts again at the oldest entry when it reaches the end. Redis
+        therefore walks through fresh entries once for all claims, not once for each.
         """
         idle = self.config.claim_idle_ms if min_idle_ms is None else require_positive("min_idle_ms", min_idle_ms)
-        found = self.pending(require_positive("count", count), min_idle_ms=idle)
+        found = self._stale(require_positive("count", count), idle)
         if not found:
             return []
         config = self.config
@@ -269,11 +295,33 @@ class RedisStreamsQueue:
         gone = [entry.id for entry in found if entry.id not in held and not self._has_entry(entry.id)]
         return self._messages(entries, {entry.id: entry.times_delivered + 1 for entry in found}, gone)
 
-    def pending(self, count: int, *, min_idle_ms: int | None = None) -> list[PendingEntry]:
-        """Return the oldest pending entries, at most ``count``. Changes nothing."""
+    def remove_gone_consumers(self, min_idle_ms: int | None = None) -> list[str]:
+        """Remove the idle consumers of the group that have no pending entry; return their names.
+
+        This consumer stays. A removed one that lives after all is made again by its next read.
+        """
+        config = self.config
+        idle = config.claim_idle_ms if min_idle_ms is None else require_positive("min_idle_ms", min_idle_ms)
+        with self.translate_errors("remove consumers"):
+            gone: Any = self.client.eval(_REMOVE_GONE, 1, config.stream, config.group, idle, config.consumer)
+        return [_text(name) for name in gone]
+
+    def _stale(self, count: int, idle: int) -> list[PendingEntry]:
+        """Return stale entries behind those of the last claim; from the oldest again when there are too few."""
+        last = self._claimed_to
+        found = self.pending(count, min_idle_ms=idle, first="-" if last is None else f"({last}")
+        if last is not None and len(found) < count:
+            found += self.pending(count - len(found), min_idle_ms=idle, last=last)
+        self._claimed_to = found[-1].id if len(found) == count else None
+        return found
+
+    def pending(
+        self, count: int, *, min_idle_ms: int | None = None, first: str = "-", last: str = "+"
+    ) -> list[PendingEntry]:
+        """Return the oldest pending entries from ``first`` to ``last``, at most ``count``. Changes nothing."""
         with self.translate_errors("list pending entries"):
             reply: Any = self.client.xpending_range(
-                self.config.stream, self.config.group, "-", "+", require_positive("count", count), idle=min_idle_ms
+                self.config.stream, self.config.group, first, last, require_positive("count", count), idle=min_idle_ms
             )
         return [
             PendingEntry(
@@ -356,6 +404,8 @@ class RedisStreamsQueue:
             if str(error).startswith(_STREAM_GONE):
                 kind = NoStreamError
                 advice = "Check both names. If they were removed, the next start of `pipeline ingest` creates them."
+            elif isinstance(error, AskError):
+                advice = f"This server belongs to a Redis Cluster. {ONE_SERVER}"
             elif str(error).startswith("WRONGTYPE"):
                 kind, advice = NoStreamError, "The key does not hold a stream; correct the name."
             raise kind(f"Redis refused to {action} {where}: {str(error).rstrip('.')}. {advice}") from error
@@ -408,6 +458,11 @@ def _origin_fields(fields: Pairs, *values: str) -> Pairs:
         if taken.isdisjoint(names):
             return tuple(zip(names, (value.encode(errors="replace") for value in values), strict=True))
         number += 1
+
+
+def default_consumer() -> str:
+    """Return a consumer name that no other living process uses: host and process."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def require_positive(name: str, value: Any) -> int:

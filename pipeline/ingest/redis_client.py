@@ -21,7 +21,22 @@ from pipeline.ingest.errors import QueueError
 CONNECT_TIMEOUT = 5.0  #: seconds
 READ_MARGIN = 5.0  #: seconds that the reply to a blocking read may be late
 _MIN_READ_MARGIN = 1.0
+ONE_SERVER = "Streams are read over one connection to one server: give its own URL, such as redis://host:6379/0."
 _EXPECTED = "expected redis://:password@host:6379/0, with special characters percent-encoded"
+
+
+def connect_again(client: Redis) -> Redis:
+    """Return a second connection with the settings of a client. A blocking read holds the first."""
+    pool = client.connection_pool
+    try:
+        copy = ConnectionPool(connection_class=pool.connection_class, **pool.connection_kwargs)
+        second = Redis(connection_pool=copy, single_connection_client=True)
+    except RedisError as error:
+        raise QueueError(
+            f"Redis cannot be reached a second time: {str(error).rstrip('.')}. Start again later."
+        ) from error
+    second.auto_close_connection_pool = True
+    return second
 
 
 def connect_redis(url: str, *, longest_block_ms: int = 5_000) -> Redis:
@@ -61,6 +76,7 @@ def connect_redis(url: str, *, longest_block_ms: int = 5_000) -> Redis:
 
 def _url_options(url: str) -> dict[str, Any]:
     """Return the options of the URL. Our own settings win: the URL is often tuned for the broker."""
+    require_one_server(url)
     try:
         found: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError:  # its message could quote a part of the password
@@ -68,6 +84,14 @@ def _url_options(url: str) -> dict[str, Any]:
     if "ssl_cert_reqs" in found:  # Celery also accepts the names of Python's constants
         found["ssl_cert_reqs"] = str(found["ssl_cert_reqs"]).removeprefix("CERT_").lower()
     return found
+
+
+def require_one_server(url: str) -> None:
+    """Refuse the URL of a Redis Cluster or of Redis Sentinel."""
+    scheme = url.partition("://")[0].lower()
+    for word, kind in {"cluster": "a Redis Cluster", "sentinel": "Redis Sentinel"}.items():
+        if word in scheme:
+            raise InvalidInputError(f"The URL of Redis, {scheme}://..., names {kind}. {ONE_SERVER}")
 
 
 def require_usable_client(client: Redis, block_ms: int) -> None:

@@ -1,8 +1,9 @@
 """Statements, transactions and connections: all access to Postgres goes through here.
 
 ``Statement[RunRow]("SELECT ...")`` is the seam between SQL and Python: ``Transaction.all`` and ``first`` return rows of
-the type that the statement names, so that mypy checks every use of a column. Nothing is converted at run time. A row is
-a named tuple, and the row type describes it: that of a table in ``schema.py``, that of a join in ``rows.py``.
+the type that the statement names, so that mypy checks every use of a column. Nothing is converted at run time, but for
+sealed values, which are opened here (``codecs.py``). A row is a named tuple, and the row type describes it: that of a
+table in ``schema.py``, that of a join in ``rows.py``.
 The tests compare each row that a statement returns with its type (``tests/support/row_types.py``).
 
 Every transition takes a ``Transaction``. It runs statements, keeps the transition log until it has
@@ -31,6 +32,9 @@ from pipeline.store.connections import (
     tune,
 )
 from pipeline.telemetry import metrics, transition_log
+
+if TYPE_CHECKING:
+    from pipeline.store.codecs import Codecs
 
 RowT = TypeVar("RowT")
 RowT_co = TypeVar("RowT_co", covariant=True)
@@ -96,6 +100,8 @@ _TRANSIENT_SQLSTATES = ("08", "25", "40", "53", "55", "57", "58")
 
 
 _EXPLANATIONS = {
+    "53300": "all connections that Postgres allows are taken; end processes, lower PIPELINE_POOL_SIZE, or raise "
+    "max_connections",
     "25006": "this database is read-only, as a standby is",
     "55P03": "another transaction holds what this one needs, and does not end; search for old ones in pg_stat_activity",
 }
@@ -117,8 +123,14 @@ def is_transient(error: BaseException) -> bool:
 def describe_error(error: DBAPIError) -> str:
     """Return the message of the database, with an explanation where it needs one."""
     message = str(error.orig).strip()
-    meaning = _EXPLANATIONS.get(getattr(error.orig, "pgcode", None) or "")
+    meaning = _EXPLANATIONS.get("53300" if is_full(error) else getattr(error.orig, "pgcode", None) or "")
     return f"{message} ({meaning})" if meaning else message
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether Postgres refused a connection because all that it allows are taken."""
+    words = ("too many c", "remaining connection slots")  # a connection that is refused has no SQLSTATE
+    return isinstance(error, DBAPIError) and any(each in str(error.orig) for each in words)
 
 
 def is_lock_timeout(error: BaseException) -> bool:
@@ -145,9 +157,14 @@ class Transaction:
     """
 
     def __init__(
-        self, connection: StatementRunner, *, opened_at: datetime | None = None, clock_offset: timedelta = timedelta(0)
+        self,
+        connection: StatementRunner,
+        *,
+        opened_at: datetime | None = None,
+        clock_offset: timedelta = timedelta(0),
+        codecs: "Codecs | None" = None,
     ) -> None:
-        self.connection = connection
+        self.connection, self.codecs = connection, codecs
         self._clock_offset = clock_offset
         #: by the clock of this host, and not later than the transaction's time in Postgres
         self.opened_at = opened_at or self.host_clock()
@@ -155,8 +172,9 @@ class Transaction:
         self._counts: list[tuple[str, Mapping[str, str], float]] = []
 
     def all(self, statement: Statement[RowT], /, **params: Any) -> Sequence[RowT]:
-        """Return every row of the statement."""
-        return self.connection.run(statement, params)[0]
+        """Return every row of the statement, with what a codec of this process has sealed opened."""
+        rows = self.connection.run(statement, params)[0]
+        return rows if self.codecs is None or not rows else self.codecs.open_rows(self, rows)
 
     def first(self, statement: Statement[RowT], /, **params: Any) -> RowT | None:
         """Return the first row, or None if there is no row."""
@@ -218,6 +236,8 @@ class Transaction:
 class Database:
     """A pool of connections to one database."""
 
+    codecs: "Codecs | None" = None  #: of the workflows whose values this process can open; None: of none
+
     def __init__(self, engine: Engine, *, clock_offset: timedelta = timedelta(0)) -> None:
         self.engine = engine
         self.clock_offset = clock_offset
@@ -254,7 +274,7 @@ class Database:
         opened_at = datetime.now(UTC) + self.clock_offset  # noqa: TID251 - see ``Transaction.host_clock``
         with PooledConnection(self.engine) as connection:
             connection.is_autocommit = is_autocommit and connection.can_autocommit and not self.clock_offset
-            tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset)
+            tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset, codecs=self.codecs)
             if self.clock_offset:
                 tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
             yield tx

@@ -49,6 +49,8 @@ DECLINED_ORDER = "d.handler_id, d.declined, d.event_id"
 #: Of a delivery that is named by its key: it is pending. No index on pending deliveries has this condition, so that the
 #: planner takes the key instead of walking through all that is pending.
 IS_PENDING_BY_KEY = f"coalesce(d.status, '') = '{DeliveryStatus.PENDING}'"
+#: The same of one that a run has reserved: many may be reserved, and an array of names is searched for each of them.
+IS_RESERVED_BY_KEY = f"coalesce(d.status, '') = '{DeliveryStatus.RESERVED}'"
 
 #: Of a delivery: it does not back off, so a run may take it now.
 IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
@@ -85,9 +87,9 @@ def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
     return f"""(NOT {ordered} OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN {OPEN_DELIVERY}
-        AND (o.status = '{DeliveryStatus.RESERVED}' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND (o.status = '{DeliveryStatus.RESERVED}' OR o.key_offered OR o.available_at IS NOT NULL)
         AND o.event_id <> d.event_id
-        AND (o.status = '{DeliveryStatus.RESERVED}' OR o.offered_to IS NOT NULL
+        AND (o.status = '{DeliveryStatus.RESERVED}' OR o.key_offered
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
     AND NOT coalesce(d.key = ANY(ARRAY(
       SELECT (SELECT s.key FROM pipeline.deliveries s

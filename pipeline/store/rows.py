@@ -68,6 +68,13 @@ class RunIdRow(Protocol):
     id: RunId
 
 
+class RunRecordRow(Protocol):
+    """What is too long for a list of runs."""
+
+    prepare_result: Any
+    error_frames: str | None
+
+
 class MutationIdRow(Protocol):
     """The id of a mutation."""
 
@@ -230,20 +237,13 @@ class ReplacementRunRow(Protocol):
 # Events and deliveries
 
 
-class PublishedEventRow(Protocol):
-    """The name and the id of an event that was published or replaced."""
-
-    id: EventId
-    topic: str
-    message_id: str
-
-
 class PublishAnswerRow(Protocol):
-    """An event that was published. One row without values: nothing was, because a topic is not as it was given."""
+    """An event that was published or replaced. A row without an id: nothing was, a topic is not as it was given."""
 
     id: EventId | None
-    topic: str | None
-    message_id: str | None
+    topic: str
+    message_id: str
+    is_new: bool
 
 
 class PendingEventRow(EventRow, Protocol):
@@ -286,6 +286,7 @@ class RefusedInputRow(Protocol):
 class NamedDeliveryRow(DeliveryRow, Protocol):
     """A delivery, with the name of its handler and the event's message id and payload."""
 
+    workflow: str
     message_id: str
     payload: Any
     handler: str
@@ -469,6 +470,14 @@ class CursorRow(Protocol):
     position: str
 
 
+class ChainedRow(Protocol):
+    """The head of the chain over the audit, and how many acts were chained just now."""
+
+    position: int
+    hash: str
+    acts: int
+
+
 class PageRow(Protocol):
     """How many rows a page had, how many of them were deleted, and where it ended."""
 
@@ -522,13 +531,16 @@ class UnresolvedMutationRow(MutationRow, Protocol):
     error_type: str | None
 
 
-class OpenQuestionRow(MutationIdRow, OperationNameRow, Protocol):
-    """An unknown outcome that an operator must resolve, by what makes it alike to others."""
+class IncidentRow(OperationNameRow, Protocol):
+    """Unknown outcomes that an operator must resolve and that are alike."""
 
-    workflow: str
-    headline: str
-    since: datetime
-    error_type: str | None
+    error_class: str
+    number: int
+    first_at: datetime
+    last_at: datetime
+    workflows: list[str]
+    headlines: list[str]  #: of the oldest
+    mutation_ids: list[UUID]  #: oldest first; empty unless asked for
 
 
 class LateEffectRow(MutationRow, Protocol):
@@ -540,7 +552,9 @@ class LateEffectRow(MutationRow, Protocol):
 class ParameterValueRow(MutationIdRow, Protocol):
     """One parameter of a mutation; None if the mutation cannot have happened."""
 
+    run_id: RunId
     value: Any
+    params: Any  #: all of them, if they are encrypted
 
 
 class MutationOfRunRow(MutationIdRow, Protocol):
@@ -682,6 +696,9 @@ class UnsentRunRow(Protocol):
     """A run that has sent nothing yet, with the request that it wrote to the ledger."""
 
     id: RunId
+    workflow: str
+    handler_id: int
+    run_id: RunId  #: of the request
     phase: PhaseText
     event_ids: list[EventId]
     prepare_result: Any
@@ -888,6 +905,14 @@ class CalledOperationRow(OperationNameRow, Protocol):
     """An operation that a handler called, as the ledger shows."""
 
     handler: str
+    number: int
+
+
+class WaitingCountRow(Protocol):
+    """How many items of one kind wait for operators in one workflow."""
+
+    kind: str
+    workflow: str
     number: int
 
 

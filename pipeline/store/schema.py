@@ -21,9 +21,8 @@ from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
 from pipeline.domain.access import LoginSource, Role
-from pipeline.domain.bulk import BulkAct
+from pipeline.domain.acts import BulkAct, ProposedAct
 from pipeline.domain.renames import NameKind
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import (
     DeliveryStatus,
     EventId,
@@ -191,6 +190,7 @@ class WorkflowRow(Protocol):
     keep_done: timedelta | None
     keep_ledger: timedelta | None
     archives: bool = column(default="false")
+    codec_secret: Any  #: of an encrypted workflow, sealed: keys the hashes of its requests
     turns: list[int] = column(default="'{}'")
     created_at: datetime = column(default=NOW)
 
@@ -205,6 +205,10 @@ workflows = table(
 )
 
 
+#: What a publisher must know of a topic: its schema, and the uid to which it must bind sealed payloads.
+_SCHEMA_DIGEST = "coalesce(md5(schema::text), '') || CASE WHEN is_encrypted THEN ' ' || uid::text ELSE '' END"
+
+
 class TopicRow(Protocol):
     """A row of ``topics``."""
 
@@ -212,7 +216,8 @@ class TopicRow(Protocol):
     name: str
     uid: UUID = column(default=NEW_ID)  #: a part of idempotency keys, which a rename keeps
     schema: Any
-    schema_digest: str = column(sa.Computed("coalesce(md5(schema::text), '')", persisted=True))
+    is_encrypted: bool = column(default="false")  #: its payloads are sealed by a codec
+    schema_digest: str = column(sa.Computed(_SCHEMA_DIGEST, persisted=True))
     retired: bool = column(default="false")  #: the newest code declares it no more
 
 
@@ -327,7 +332,7 @@ _PENDING = f"status = '{DeliveryStatus.PENDING}'"
 #: The few rows that can hold an ordered key back. Statements that search for one repeat this clause.
 _HELD_KEY = (
     f"key IS NOT NULL AND status IN {OPEN_DELIVERY} "
-    f"AND (status = '{DeliveryStatus.RESERVED}' OR offered_to IS NOT NULL OR available_at IS NOT NULL)"
+    f"AND (status = '{DeliveryStatus.RESERVED}' OR key_offered OR available_at IS NOT NULL)"
 )
 _RESERVED = f"status = '{DeliveryStatus.RESERVED}'"
 
@@ -340,8 +345,9 @@ class DeliveryRow(Protocol):
     topic: str
     status: DeliveryStatusText = column(default=DeliveryStatus.PENDING)
     run_id: RunId | None
-    offered_to: RunId | None
+    offered_to: RunId | None  #: no index names it, so that offering an event without a key writes none (a HOT update)
     key: str | None
+    key_offered: bool = column(sa.Computed("key IS NOT NULL AND offered_to IS NOT NULL", persisted=True))
     available_at: datetime | None
     failures: int = column(type_=sa.SmallInteger, default="0")
     declined: bool = column(default="false")
@@ -380,7 +386,7 @@ deliveries = table(
     index("deliveries_failed", "handler_id", where=f"failing_since IS NOT NULL AND status IN {OPEN_DELIVERY}"),
     index("deliveries_held_keys", "handler_id", "key", "event_id", where=_HELD_KEY),
     index("deliveries_quarantined", "handler_id", "event_id", where=f"status = '{DeliveryStatus.QUARANTINED}'"),
-    fillfactor=70,
+    fillfactor=50,
 )
 
 
@@ -422,6 +428,7 @@ class RunRow(Protocol):
     output_state: Any
     error: str | None
     error_type: str | None
+    error_frames: str | None
     retry_of: RunId | None
     retry_pending: bool = column(default="false")
     retry_at: datetime | None
@@ -578,6 +585,7 @@ class AuditRow(Protocol):
     at: datetime = column(default=NOW)
     actor: str
     act: str
+    claimed: bool = column(default="false")  #: the actor named itself; no login, token or proxy did
     workflow: str | None
     run_id: RunId | None
     mutation_id: MutationId | None
@@ -593,6 +601,27 @@ audit = table(
     index("audit_run", "run_id", where="run_id IS NOT NULL"),
     index("audit_event", "event_id", where="event_id IS NOT NULL"),
     index("audit_workflow", "workflow", "id", where="workflow IS NOT NULL"),
+    index("audit_prunes", "id", where="act = 'audit.prune'"),
+)
+
+
+class AuditLinkRow(Protocol):
+    """A row of ``audit_links``."""
+
+    audit_id: int = column(type_=sa.BigInteger, primary_key=True, autoincrement=False)
+    position: int | None = column(type_=sa.BigInteger)  #: in the chain; null: the act waits to be chained
+    row_hash: str | None  #: of the act
+    hash: str | None  #: of this link, the one before included
+    chained_at: datetime | None
+
+
+#: A chain of hashes over the acts, in the order of their links. A link stays when retention deletes its act.
+audit_links = table(
+    "audit_links",
+    AuditLinkRow,
+    check("chained_or_waits", "num_nonnulls(position, row_hash, hash, chained_at) IN (0, 4)"),
+    index("audit_links_chain", "position", unique=True, where="position IS NOT NULL"),
+    index("audit_links_waiting", "audit_id", where="position IS NULL"),
 )
 
 

@@ -1,23 +1,26 @@
-"""Detect that two databases share one broker, by a key in Redis that names the first database.
+"""Detect that two databases share queues, by a key in Redis that names the first database.
 
-The queues have fixed names. Workers of two databases on one Redis number would take each other's events, each into its
-own database, without an error. RabbitMQ has no place for such a key.
+Workers of two databases with the same prefix of queues on one Redis number would take each other's events, each into
+its own database, without an error. RabbitMQ has no place for such a key.
 """
 
 import logging
 from typing import Any
 
-from pipeline.celery import app
+from pipeline.celery import app, installed
 from pipeline.store.database import Database, identity
 
 log = logging.getLogger(__name__)
 
-OWNER_KEY = "pipeline.database"
+
+def owner_key() -> str:
+    """Return the name of the key."""
+    return f"{installed().prefix}.database"
 
 
-def check_broker_owner(db: Database, broker_url: str) -> None:
-    """Log an error when the broker belongs to another database. Without an answer nothing is checked."""
-    if broker_url.startswith("amqp"):
+def check_broker_owner(db: Database) -> None:
+    """Log an error when the queues belong to another database. Without an answer nothing is checked."""
+    if str(app.conf.broker_url).startswith("amqp"):
         return
     try:
         with db.transaction() as tx:
@@ -29,11 +32,12 @@ def check_broker_owner(db: Database, broker_url: str) -> None:
     if found != ours:
         log.error(
             "this broker belongs to another database: expected %s, found %s. Workers of both take each other's "
-            "events, each into its own database. Give every database a Redis number of its own (PIPELINE_BROKER_URL). "
-            "If it is the same database and has moved, delete the key %s from this Redis and start again",
+            "events, each into its own database. Give every database a Redis number of its own (PIPELINE_BROKER_URL) "
+            "or names of queues of its own (PIPELINE_QUEUE_PREFIX). If it is the same database and has moved, delete "
+            "the key %s from this Redis and start again",
             ours,
             found,
-            OWNER_KEY,
+            owner_key(),
         )
 
 
@@ -41,6 +45,6 @@ def _broker_owner(ours: str) -> str:
     """Set the key to our database unless it exists, and return its value."""
     with app.connection_for_write(connect_timeout=2) as connection, connection.channel() as channel:
         client: Any = channel.client
-        client.set(OWNER_KEY, ours, nx=True)
-        found = client.get(OWNER_KEY)
+        client.set(owner_key(), ours, nx=True)
+        found = client.get(f"{channel.global_keyprefix}{owner_key()}")  # kombu puts it before the key of SET only
     return found.decode(errors="replace") if isinstance(found, bytes) else str(found)

@@ -15,19 +15,18 @@ import threading
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from celery.worker.consumer import Consumer
+from celery.utils.imports import symbol_by_name
 from kombu.exceptions import ChannelError, ContentDisallowed
 
-from pipeline.celery import app
+from pipeline.celery import DEAD_LETTER_QUEUE, app, installed
 from pipeline.tasks import message_limits
 from pipeline.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-DEAD_LETTER_QUEUE = "pipeline.dead_letters"
 REASON_HEADER, KIND_HEADER, FROM_HEADER, ID_HEADER = (
     "dead-letter-reason",
     "dead-letter-kind",
@@ -48,6 +47,11 @@ class DeadLetterKind(StrEnum):
     INVALID = "invalid"  #: a known task in a form that no task can have
     UNKNOWN_TASK = "unknown task"
     NO_TASK = "no task"  #: it names no task at all
+
+
+def dead_letter_queue() -> Any:
+    """Return the queue; it is not in the table of queues, where it would become one that this worker consumes."""
+    return installed().queue(DEAD_LETTER_QUEUE)
 
 
 def count_dead_letter(kind: DeadLetterKind, amount: int = 1) -> None:
@@ -72,8 +76,7 @@ def move_to_dead_letters(message: Any, kind: DeadLetterKind, reason: str) -> Non
         ID_HEADER: str(headers.get("id") or uuid4()),
     }
     with app.producer_or_acquire() as producer:
-        # made here: in the table of queues it would become one that this worker consumes
-        send_copy(producer, message, app.amqp.queues.new_missing(DEAD_LETTER_QUEUE), headers | added)
+        send_copy(producer, message, dead_letter_queue(), headers | added)
 
 
 def send_copy(producer: Any, message: Any, to: Any, headers: Mapping[str, Any]) -> None:
@@ -121,7 +124,7 @@ def dead_letter_depth(timeout: float = 2.0) -> int | None:
 def _read_depth(found: list[int], timeout: float) -> None:
     try:
         with app.connection_for_read(connect_timeout=timeout) as connection, connection.channel() as channel:
-            found.append(int(channel.queue_declare(queue=DEAD_LETTER_QUEUE, passive=True).message_count))
+            found.append(int(channel.queue_declare(queue=dead_letter_queue().name, passive=True).message_count))
     except ChannelError:  # a queue without a message yet may not exist
         found.append(0)
     except Exception as error:  # noqa: BLE001 - the caller shows that there was no answer
@@ -131,47 +134,74 @@ def _read_depth(found: list[int], timeout: float) -> None:
 #: What Celery raises for a malformed message. Uncaught, it would end this worker, and then the next one.
 _MALFORMED_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 _REQUEUE_DELAY = 1.0  #: seconds
-_TOO_DEEP = f"its body is nested deeper than {message_limits.MAX_DEPTH} levels"
+_ACCEPTED = {"application/json"}
 
 
-class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
-    """Celery's consumer that moves messages to the dead-letter queue instead of discarding them."""
+def dead_letter_consumer(base: Any) -> Any:
+    """Return a subclass of the consumer class of a worker that moves our messages instead of discarding them."""
+    return type("DeadLetterConsumer", (DeadLetterMixin, symbol_by_name(base)), {})
+
+
+class DeadLetterMixin:
+    """Moves messages to the dead-letter queue instead of discarding them.
+
+    Messages of other queues, which the app that Pipeline is installed in has for its own tasks, are left to Celery.
+    """
+
+    if TYPE_CHECKING:
+        timer: Any
+        connection_errors: tuple[type[Exception], ...]
+        channel_errors: tuple[type[Exception], ...]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        message_limits.bound_decompression()
+        message_limits.accept_raw_entries(dead_letter_queue().name)
+        if installed().is_own:  # it counts for every message of the process
+            message_limits.bound_decompression()
         super().__init__(*args, **kwargs)
 
-    def on_decode_error(self, message: Any, exc: Exception) -> None:
+    def on_decode_error(self, message: Any, exc: Exception) -> Any:
         """Move a message whose body cannot be read."""
+        if not _is_ours(message):
+            return super().on_decode_error(message, exc)  # type: ignore[misc]
         reason = f"content of type {_content_type(message)} cannot be read; expected JSON (serializer='json')"
-        self._dead_letter(message, DeadLetterKind.UNREADABLE, reason, exc)
+        return self._dead_letter(message, DeadLetterKind.UNREADABLE, reason, exc)
 
-    def on_unknown_message(self, body: Any, message: Any) -> None:  # noqa: ARG002 - as Celery calls it
+    def on_unknown_message(self, body: Any, message: Any) -> Any:
         """Move a message that names no task."""
-        self._dead_letter(message, DeadLetterKind.NO_TASK, "it names no task", None)
+        if not _is_ours(message):
+            return super().on_unknown_message(body, message)  # type: ignore[misc]
+        return self._dead_letter(message, DeadLetterKind.NO_TASK, "it names no task", None)
 
-    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:  # noqa: ARG002
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> Any:
         """Move a message whose task this worker does not have."""
+        if not _is_ours(message):
+            return super().on_unknown_task(body, message, exc)  # type: ignore[misc]
         reason = f"there is no task {task_name(message)!r}; expected pipeline.publish"
-        self._dead_letter(message, DeadLetterKind.UNKNOWN_TASK, reason, exc)
+        return self._dead_letter(message, DeadLetterKind.UNKNOWN_TASK, reason, exc)
 
-    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:  # noqa: ARG002
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> Any:
         """Move a task that is malformed, or of a content type that is not accepted."""
+        if not _is_ours(message):
+            return super().on_invalid_task(body, message, exc)  # type: ignore[misc]
         if isinstance(exc, ContentDisallowed):
-            self.on_decode_error(message, exc)
-        else:
-            reason = f"the task {task_name(message)!r} has a form that no task can have"
-            self._dead_letter(message, DeadLetterKind.INVALID, reason, exc)
+            return self.on_decode_error(message, exc)
+        reason = f"the task {task_name(message)!r} has a form that no task can have"
+        return self._dead_letter(message, DeadLetterKind.INVALID, reason, exc)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Return Celery's handler of a message, with malformed messages moved."""
-        handle = super().create_task_handler(*args, **kwargs)
+        handle = super().create_task_handler(*args, **kwargs)  # type: ignore[misc]
 
         def received(message: Any) -> Any:
+            if not _is_ours(message):
+                return handle(message)
+            message.accept = _ACCEPTED  # whatever else the app accepts
             message.reject_log_error = partial(self._return_message, message)
             try:
-                if not message.errors and message_limits.is_too_deep(message.payload):
-                    return self._dead_letter(message, DeadLetterKind.INVALID, _TOO_DEEP, None)
+                if not message.errors:
+                    if problem := message_limits.problem_of(message):
+                        return self._dead_letter(message, DeadLetterKind.INVALID, problem, None)
+                    message_limits.forget_time_limits(message)
             except Exception as error:  # noqa: BLE001 - whatever the parser raises, the body cannot be read
                 return self.on_decode_error(message, error)
             try:
@@ -192,19 +222,23 @@ class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no typ
         try:
             move_to_dead_letters(message, kind, reason)
         except Exception as error:  # noqa: BLE001 - the message may be the only copy, whatever the error
-            log.error(what + ". It cannot be moved to %s and goes back: %s", *about, DEAD_LETTER_QUEUE, error)
+            log.error(what + ". It cannot be moved to %s and goes back: %s", *about, dead_letter_queue().name, error)
             # after a pause: it is delivered again at once, and the broker may fail for a while
             self.timer.call_after(_REQUEUE_DELAY, self._return_message, (message, log, self.connection_errors, True))
         else:
-            log.error(what + ". It was moved to %s; `pipeline dead-letters list` shows it", *about, DEAD_LETTER_QUEUE)
+            log.error(
+                what + ". It was moved to %s; `pipeline dead-letters list` shows it", *about, dead_letter_queue().name
+            )
             count_dead_letter(kind)
             message.ack_log_error(log, errors)
 
     def _return_message(self, message: Any, logger: logging.Logger, errors: Any, requeue: bool = False) -> None:
-        """Reject a message as Celery does. If the broker cannot take it back now, as when it is full, try again.
+        """Reject a message as Celery does. One that Celery would drop, as for a time of start in the year 1, is moved.
 
-        Uncaught, the broker's error would end this worker.
+        If the broker cannot take it back now, as when it is full, try again. Uncaught, its error would end this worker.
         """
+        if not requeue:
+            return self._dead_letter(message, DeadLetterKind.INVALID, "no worker can execute it", None)
         try:
             message.reject(requeue=requeue)
         except errors as error:
@@ -212,6 +246,12 @@ class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no typ
         except self.channel_errors as error:
             logger.error("a message cannot be returned to its queue now; it is tried again: %s", error)
             self.timer.call_after(_REQUEUE_DELAY, self._return_message, (message, logger, errors, requeue))
+
+
+def _is_ours(message: Any) -> bool:
+    """Return whether a message was sent to one of our queues; in our own app every message is ours."""
+    found = installed()
+    return found.is_own or found.is_ours(str((message.delivery_info or {}).get("routing_key") or ""))
 
 
 def _content_type(message: Any) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from celery import chain
-from kombu.entity import Exchange, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 from pipeline.background.messages import DispatchMessage, ReconcileMessage
-from pipeline.celery import app
+from pipeline.celery import RECONCILE_QUEUE, SCHEDULE_QUEUE, SEND_OPTIONS, app, installed
 from pipeline.client.publishing import PUBLISH_QUEUE
+from pipeline.config import MAX_QUEUE_PREFIX
 from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.telemetry import spans
 
@@ -40,7 +40,7 @@ def dispatch(message: DispatchMessage, hops: int = 0) -> bool:
     ]
     try:
         with spans.preserve_context():
-            chain(*signatures).apply_async()
+            chain(*signatures).apply_async(**SEND_OPTIONS)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick redispatches %d runs: %s", len(ids), error)
         return False
@@ -62,7 +62,7 @@ def wake_workflow(workflow: str) -> bool:
     """Tell a worker that a workflow may have work. False: the broker is away, and the next tick finds the work."""
     try:
         with spans.preserve_context():
-            app.send_task("pipeline.schedule", args=(workflow,), expires=60)
+            app.send_task("pipeline.schedule", args=(workflow,), expires=60, **SEND_OPTIONS)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick finds the work of %r: %s", workflow, error)
         return False
@@ -73,7 +73,7 @@ def dispatch_reconcile(mutation_ids: Sequence[str]) -> bool:
     """Send the task that reconciles these mutations. False: the broker is away, and the sweep sends it later."""
     try:
         with spans.preserve_context():
-            app.send_task("pipeline.reconcile", args=([*mutation_ids],), expires=300)
+            app.send_task("pipeline.reconcile", args=([*mutation_ids],), expires=300, **SEND_OPTIONS)
     except OperationalError as error:
         count = len(mutation_ids)
         log.warning("the broker cannot be reached; the sweep reconciles %d mutations later: %s", count, error)
@@ -89,7 +89,9 @@ def redispatch_reconcile(message: ReconcileMessage) -> None:
         return
     try:
         with spans.preserve_context():
-            app.send_task("pipeline.reconcile", args=([message.mutation_id], until), queue=queue, expires=300)
+            app.send_task(
+                "pipeline.reconcile", args=([message.mutation_id], until), queue=queue, expires=300, **SEND_OPTIONS
+            )
     except OperationalError as error:
         log.warning("the broker cannot be reached; the sweep reconciles %s later: %s", message.mutation_id, error)
 
@@ -101,29 +103,24 @@ def consume_more_queues(workflows: Iterable[tuple[str, int]]) -> None:
     before a worker starts, so `celery purge` does not empty them.
     """
     queues = app.amqp.queues
-    if app.conf.task_default_queue in queues.consume_from:
+    if f"{installed().prefix}.{SCHEDULE_QUEUE}" in queues.consume_from:
         queues.select_add(publish_queue())
         for name, version in workflows:
             queues.select_add(_reconcile_queue(name, version))
 
 
 def publish_queue() -> Any:
-    """Return the queue of what other services send.
-
-    It is declared as every Celery app declares a queue by default, not as a quorum queue: RabbitMQ refuses an app
-    that declares an existing queue in another way.
-    """
-    exchange = Exchange(PUBLISH_QUEUE, type="direct")  # type: ignore[no-untyped-call]
-    return Queue(PUBLISH_QUEUE, exchange, routing_key=PUBLISH_QUEUE)  # type: ignore[no-untyped-call]
+    """Return the queue of what other services send."""
+    return installed().queue(PUBLISH_QUEUE)
 
 
 def _reconcile_queue(workflow: str, version: int) -> Any:
     """The queue that workers with this version of a workflow read. A name that is too long is replaced by its hash."""
-    name = f"pipeline.reconcile.{workflow}.{version}"
-    if len(name.encode()) > _MAX_QUEUE_NAME:
-        name = f"pipeline.reconcile.{hashlib.sha256(name.encode()).hexdigest()}"
+    name = f"{workflow}.{version}"
+    if len(name.encode()) > _MAX_QUEUE_NAME - MAX_QUEUE_PREFIX - len(f".{RECONCILE_QUEUE}."):
+        name = hashlib.sha256(name.encode()).hexdigest()
     # not from the table of queues: in it, the queue would become one that this worker reads
-    return app.amqp.queues.new_missing(name)
+    return installed().queue(f"{RECONCILE_QUEUE}.{name}")
 
 
 def _is_full(queue: str) -> bool:
@@ -155,4 +152,4 @@ def queue_lengths(names: Collection[str]) -> dict[str, int] | None:
 def dispatch_sweep(name: str) -> None:
     """Send the task of a sweep."""
     with spans.preserve_context():
-        app.send_task(f"pipeline.sweep.{name}", expires=60)
+        app.send_task(f"pipeline.sweep.{name}", expires=60, **SEND_OPTIONS)

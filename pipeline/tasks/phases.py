@@ -11,27 +11,27 @@ from uuid import UUID
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.background.sweeps import DUTIES
-from pipeline.celery import app
+from pipeline.celery import PipelineTask, app
 from pipeline.domain.states import MutationId, PhaseTask
 from pipeline.tasks import messages
 from pipeline.tasks.process import current_process
 from pipeline.worker.runner import PhaseResult
 
 
-@app.task(name=PhaseTask.PREPARE.value, bind=True)
+@app.task(name=PhaseTask.PREPARE.value, bind=True, base=PipelineTask, shared=False)
 def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
     """Select and reserve the inputs of a cohort."""
     _continue_chain(self, current_process().runner.prepare(_uuids(ids)), hops)
 
 
-@app.task(name=PhaseTask.MUTATE.value, bind=True)
+@app.task(name=PhaseTask.MUTATE.value, bind=True, base=PipelineTask, shared=False)
 def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
     """Carry out the mutations of a cohort."""
     about = self.request.get("kwargsrepr") or ""  # read here: another thread has no request
     _continue_chain(self, current_process().runner.mutate(_uuids(ids), functools.partial(_dispatch_next, about)), hops)
 
 
-@app.task(name=PhaseTask.NEXT.value, bind=True)
+@app.task(name=PhaseTask.NEXT.value, bind=True, base=PipelineTask, shared=False)
 def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     """Publish, consume and commit; then start what became due."""
     result = current_process().runner.next(_uuids(ids))
@@ -39,7 +39,7 @@ def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     current_process().scheduler.schedule_due(result.workflows, ended=len(ids))
 
 
-@app.task(name=PhaseTask.PRODUCE.value, bind=True)
+@app.task(name=PhaseTask.PRODUCE.value, bind=True, base=PipelineTask, shared=False)
 def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     """Run producers; then start what became due."""
     result = current_process().runner.produce(_uuids(ids))
@@ -47,7 +47,7 @@ def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     current_process().scheduler.schedule_due(result.workflows, ended=len(ids))
 
 
-@app.task(name="pipeline.schedule")
+@app.task(name="pipeline.schedule", base=PipelineTask, shared=False)
 def schedule(workflow: str) -> None:
     """Start what is due in a workflow."""
     current_process().scheduler.schedule([workflow])
@@ -75,14 +75,14 @@ def _add_task(name: str) -> None:
         """Run this sweep, unless another worker has just run it."""
         current_process().sweeps.run(name)
 
-    app.task(name=f"pipeline.sweep.{name}", send_events=False)(sweep)
+    app.task(name=f"pipeline.sweep.{name}", send_events=False, base=PipelineTask, shared=False)(sweep)
 
 
 for _name in DUTIES:
     _add_task(_name)
 
 
-@app.task(name="pipeline.reconcile")
+@app.task(name="pipeline.reconcile", base=PipelineTask, shared=False)
 def reconcile(mutation_ids: list[str], deferred_until: str | None = None) -> None:
     """Reconcile mutations with outside systems; an attempt for one may have been deferred by another worker."""
     ids, sweeps = [MutationId(UUID(id_)) for id_ in mutation_ids], current_process().sweeps

@@ -15,8 +15,10 @@ from sqlalchemy import event
 from pipeline.background.notifier import LogNotifier, Notifier, WebhookNotifier
 from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import Sweeps, periods
+from pipeline.celery import installed
 from pipeline.config import Settings
 from pipeline.domain.values import Limits
+from pipeline.store.codecs import settings_codec
 from pipeline.store.database import LOCK_TIMEOUT, Database
 from pipeline.tasks import messages
 from pipeline.worker.leases import Leases
@@ -42,7 +44,9 @@ class WorkerProcess:
         settings = self.settings
         # heartbeats skip a row that a write has locked while it waits for another: it must not wait for a whole lease
         lock_timeout = min(LOCK_TIMEOUT, settings.lease / 2)
-        return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_timeout=lock_timeout)
+        db = Database.connect(settings.database_url, pool_size=settings.pool_size, lock_timeout=lock_timeout)
+        db.codecs = self.registry.codecs(settings_codec(settings))
+        return db
 
     @cached_property
     def registry(self) -> Registry:
@@ -129,5 +133,5 @@ def current_process() -> WorkerProcess:
     pid = os.getpid()
     if pid not in _processes:
         _processes.clear()
-        _processes[pid] = WorkerProcess(settings=Settings.load(os.environ), pid=pid)
+        _processes[pid] = WorkerProcess(settings=installed().load_settings(), pid=pid)
     return _processes[pid]

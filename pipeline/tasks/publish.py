@@ -3,7 +3,7 @@
 Here the message is the only copy of an event, so it is never dropped:
 
 - While the database cannot be used, the message is sent again.
-- A message that can never be published is moved to the queue ``pipeline.dead_letters`` for an operator.
+- A message that can never be published is moved to the queue of dead letters for an operator.
 - A message that cannot be sent on goes back to the broker.
 """
 
@@ -16,12 +16,11 @@ from celery.exceptions import Reject
 from celery.worker.request import Request
 from sqlalchemy.exc import DataError, DBAPIError, TimeoutError
 
-from pipeline.celery import app
-from pipeline.client.publishing import Receipt
-from pipeline.client.publishing import publish as publish_in
+from pipeline.celery import PipelineTask, app
+from pipeline.client.publishing import Receipt, publish_in_transaction
 from pipeline.domain.errors import InvalidInputError
 from pipeline.tasks import dead_letter, messages
-from pipeline.tasks.dead_letter import DEAD_LETTER_QUEUE, KIND_HEADER, REASON_HEADER, DeadLetterKind
+from pipeline.tasks.dead_letter import KIND_HEADER, REASON_HEADER, DeadLetterKind
 from pipeline.tasks.process import current_process
 from pipeline.telemetry import spans
 
@@ -31,7 +30,13 @@ _LONGEST_PAUSE = 60
 _TRACE_HEADERS = ("traceparent", "tracestate")  #: headers of the trace that an event belongs to
 
 
-@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.publish:RedactedRequest")
+@app.task(
+    name="pipeline.publish",
+    bind=True,
+    base=PipelineTask,
+    shared=False,
+    Request="pipeline.tasks.publish:RedactedRequest",
+)
 def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None:
     """Publish and wake the workflow: ``publish(workflow, events, replace=False)``. Repeating it changes nothing.
 
@@ -44,8 +49,8 @@ def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None
         _dead_letter(self, error)
     except (DBAPIError, TimeoutError) as error:
         log.warning("events cannot be published now; they are sent again: %s", error)
-        pause = min(2**self.request.retries, _LONGEST_PAUSE)
-        _resend(self, queue=messages.publish_queue(), countdown=pause, retries=self.request.retries + 1)
+        retries = _retries(self.request.retries)
+        _resend(self, queue=messages.publish_queue(), countdown=min(2**retries, _LONGEST_PAUSE), retries=retries + 1)
     except Exception as error:  # noqa: BLE001 - the message is kept with the reason, whatever the error
         _dead_letter(self, error)
     else:
@@ -56,10 +61,17 @@ def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None
 def _publish(workflow: str, events: list[dict[str, Any]], replace: bool = False) -> Receipt:
     here = current_process()
     with here.db.transaction() as tx:
-        receipt = publish_in(tx, workflow, events, replace=replace, limits=here.policy.limits)
+        receipt = publish_in_transaction(
+            tx, workflow, events, replace=replace, limits=here.policy.limits, sealed_only=True
+        )
     if receipt.new or receipt.replaced:
         messages.wake_workflow(workflow)
     return receipt
+
+
+def _retries(given: object) -> int:
+    """Return how often a message was sent again. The sender of the message may have written anything there."""
+    return given if isinstance(given, int) and 0 <= given < _LONGEST_PAUSE else 0
 
 
 def _bound_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
@@ -70,11 +82,9 @@ def _bound_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _dead_letter(task: Any, error: Exception) -> None:
-    reason = f"{type(error).__name__}: {error}"[:1000]
-    log.error("events cannot be published and were moved to %s: %s", DEAD_LETTER_QUEUE, reason)
-    _resend(
-        task, queue=DEAD_LETTER_QUEUE, headers={REASON_HEADER: reason, KIND_HEADER: str(DeadLetterKind.UNPUBLISHABLE)}
-    )
+    reason, queue = f"{type(error).__name__}: {error}"[:1000], dead_letter.dead_letter_queue()
+    log.error("events cannot be published and were moved to %s: %s", queue.name, reason)
+    _resend(task, queue=queue, headers={REASON_HEADER: reason, KIND_HEADER: str(DeadLetterKind.UNPUBLISHABLE)})
     dead_letter.count_dead_letter(DeadLetterKind.UNPUBLISHABLE)
 
 
@@ -88,7 +98,7 @@ def _resend(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) 
     summary = publish_repr(named.get("workflow"), named.get("events"))
     try:
         with spans.join_trace(given.get("traceparent")):  # else an instrumentation of messages would replace it
-            task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **summary)
+            task.apply_async(given.args, given.kwargs, headers=carried, **how, **summary)
     except Exception as error:
         raise Reject(error, requeue=True) from error
 

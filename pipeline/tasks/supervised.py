@@ -1,4 +1,4 @@
-"""Celery's worker and beat as their supervisor needs them: documented exit codes, and a liveness file.
+"""Celery's worker as its supervisor needs it: documented exit codes.
 
 Celery ends a worker with 1 after Ctrl-C, after a third signal while it stops, after an error that it cannot survive,
 such as a Redis that became read-only or full, and after an error of the stop itself. It ends with 0 when it has too
@@ -8,19 +8,16 @@ many open files. A supervisor cannot tell these apart.
 import logging
 import os
 import sys
-import threading
 import traceback
 from typing import Any
 
 import click
 from celery import platforms
 from celery.apps.worker import Worker
-from celery.beat import PersistentScheduler
 from celery.exceptions import SecurityError
 from celery.worker import state
 
-from pipeline.config import EXIT_RESTART, EXIT_UNSAFE, Settings
-from pipeline.worker import liveness
+from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 
 log = logging.getLogger(__name__)
 
@@ -73,16 +70,3 @@ def exit_code(found: int | None, should_stop: int | None, should_terminate: int 
         return found
     asked = [code for code in (should_stop, should_terminate) if code is not None]
     return EXIT_OK if asked and EXIT_RESTART not in asked else EXIT_RESTART
-
-
-class LivenessScheduler(PersistentScheduler):  # type: ignore[misc]  # celery ships no types
-    """Celery's own scheduler, and a thread that touches the liveness file.
-
-    The thread waits for no broker. It stops when the process is frozen or gone.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        file = Settings.load(os.environ).liveness_file
-        if file is not None:
-            threading.Thread(target=liveness.touch_forever, args=(file,), name="pipeline-liveness", daemon=True).start()
-        super().__init__(*args, **options)

@@ -82,10 +82,10 @@ def stop_metrics() -> None:
         _export.end()
 
 
-def start_tracing(endpoint: str, *, forks: bool = False) -> None:
-    """Trace this process; one that forks children does not trace tasks."""
-    provider = spans_export.start(endpoint, process_wide=not forks)
-    if provider is None or forks:
+def start_tracing(endpoint: str, *, traces_tasks: bool = True) -> None:
+    """Trace this process, and its tasks unless it forks children or runs the tasks of another app too."""
+    provider = spans_export.start(endpoint, process_wide=traces_tasks)
+    if provider is None or not traces_tasks:
         return
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
 

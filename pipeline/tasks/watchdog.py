@@ -13,19 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from importlib import metadata
 from typing import Any
 
 from celery.worker import state
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline.celery import app
-from pipeline.config import EXIT_RESTART
-from pipeline.domain.installation import WORKER_HEARTBEAT, WorkerInfo
+from pipeline.celery import app, installed
+from pipeline.config import EXIT_RESTART, package_version
+from pipeline.domain.workflows import WORKER_HEARTBEAT, WorkerInfo
 from pipeline.store.reads import work
 from pipeline.tasks import messages
 from pipeline.tasks.process import WorkerProcess
-from pipeline.transitions import installation
+from pipeline.transitions import housekeeping
 from pipeline.worker import liveness
 from pipeline.worker.runner import process_name
 
@@ -95,7 +94,7 @@ class Watchdog:
         """Record that this worker runs."""
         try:
             with self.process.db.autocommit() as tx:
-                installation.record_worker(tx, worker_info(self.process, self.worker))
+                housekeeping.record_worker(tx, worker_info(self.process, self.worker))
         except SQLAlchemyError as error:
             log.warning("it could not be recorded that this worker runs: %s", str(error).partition("\n")[0])
 
@@ -104,7 +103,7 @@ class Watchdog:
         self._stop.set()
         try:
             with self.process.db.autocommit() as tx:
-                installation.remove_worker(tx, _worker_name(self.worker))
+                housekeeping.remove_worker(tx, _worker_name(self.worker))
         except SQLAlchemyError as error:
             log.warning("the record of this worker could not be removed: %s", str(error).partition("\n")[0])
 
@@ -168,7 +167,7 @@ def worker_info(process: WorkerProcess, worker: Any) -> WorkerInfo:
         queues=tuple(app.amqp.queues.consume_from),
         workflows={each.name: each.version for each in process.registry.workflows.values()},
         code_version=process.settings.code_version,
-        package_version=metadata.version("pipeline"),
+        package_version=package_version(),
     )
 
 
@@ -187,9 +186,10 @@ def start_watchdog(process: WorkerProcess, worker: Any) -> Watchdog:
 
 
 def _has_waiting_messages() -> bool:
-    """Return whether a queue of this worker holds waiting messages; False while the broker is away."""
+    """Return whether a queue of ours that this worker reads holds messages; False while the broker is away."""
+    queues = [queue for queue in list(app.amqp.queues.consume_from) if installed().is_ours(queue)]
     with app.connection_for_read(connect_timeout=2) as connection:
         try:
-            return any(messages.queue_depth(connection, queue) for queue in list(app.amqp.queues.consume_from))
+            return any(messages.queue_depth(connection, queue) for queue in queues)
         except connection.connection_errors:
             return False

@@ -185,8 +185,8 @@ _ENGINE = (
         "pipeline.consumer_engine.timeouts",
         COUNTER,
         "{timeout}",
-        (*_TASK, "scope"),
-        "timeouts of a step, transaction or loop",
+        (*_TASK, "scope", "step"),
+        "timeouts of a step, transaction or loop, by the step that ran then",
     ),
     Metric("pipeline.consumer_engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZE_BUCKETS),
     Metric(

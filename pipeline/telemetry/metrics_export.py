@@ -32,7 +32,7 @@ def require_exporter(settings: Settings) -> None:
         raise SettingsError(
             [
                 "PIPELINE_METRICS_PORT: the metrics exporter is not installed; expected the extra `otel` "
-                "(pip install 'pipeline[otel]'), or no port"
+                "(pip install 'celery-durable-effects[otel]'), or no port"
             ]
         )
 

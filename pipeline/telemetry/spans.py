@@ -36,9 +36,9 @@ _TRACE_OF_RUN = 0x80
 _BOUND_RUNS: ContextVar[Mapping[UUID, SpanContext] | None] = ContextVar("pipeline_bound_runs", default=None)
 
 
-def parse_traceparent(traceparent: str | None) -> SpanContext | None:
-    """Parse a traceparent; None if it is missing or malformed."""
-    match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
+def parse_traceparent(traceparent: object) -> SpanContext | None:
+    """Parse a traceparent; None if it is missing or malformed, which a message from outside may have as any value."""
+    match = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if match is None:
         return None
     trace_id, span_id, flags = (int(part, 16) for part in match.groups())

@@ -46,7 +46,7 @@ def require_exporter(endpoint: str) -> None:
         raise SettingsError(
             [
                 "PIPELINE_OTLP_ENDPOINT: the span exporter is not installed; expected the extra `otel` "
-                "(pip install 'pipeline[otel]'), or no endpoint"
+                "(pip install 'celery-durable-effects[otel]'), or no endpoint"
             ]
         )
 

@@ -38,7 +38,7 @@ _EVENTS = Statement[EventRow]("SELECT * FROM pipeline.events WHERE workflow = :w
 _NEWEST = Statement[EventIdRow]("SELECT id AS event_id FROM pipeline.events ORDER BY id DESC LIMIT 1")
 _LEDGER = Statement[MutationRow]("SELECT * FROM pipeline.mutations ORDER BY id")
 _DELIVERIES = Statement[NamedDeliveryRow]("""
-SELECT e.message_id, e.payload, d.*, h.name AS handler
+SELECT e.workflow, e.message_id, e.payload, d.*, h.name AS handler
 FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE e.workflow = :workflow AND e.topic = :topic ORDER BY e.id, h.name
 """)
@@ -77,6 +77,7 @@ class Inline:
             self.registry.add_connector(connector)
         for workflow in workflows:
             self.registry.add(workflow)
+        db.codecs = self.registry.codecs(None if db.codecs is None else db.codecs.default)
         self.policy = policy or WorkerPolicy()
         self.messages: deque[DispatchMessage] = deque()
         #: What the broker delivers for a message that is sent: none loses it, two double it.

@@ -1,18 +1,23 @@
-"""API tokens and logins: create, use and end them. Who did it is in the audit.
+"""What callers of the API own: tokens, logins, saved views, and answers kept by Idempotency-Key.
 
 Callers hash a secret before they hand it in; the secret itself is never stored.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from pipeline.domain.access import LoginSource, Rights
+from pipeline.domain.codec import seal
 from pipeline.domain.errors import NotFoundError
+from pipeline.domain.payloads import checked_name, checked_text
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.reads import access
-from pipeline.store.schema import AccessTokenRow, LoginRow
+from pipeline.store.schema import AccessTokenRow, ApiRequestRow, LoginRow, SavedViewRow
 from pipeline.store.writes import access as access_store
 from pipeline.transitions import audit
 
@@ -109,3 +114,45 @@ def _columns(new: NewSecret) -> dict[str, object]:
         "can_see_payloads": rights.can_see_payloads,
         "workflows": None if rights.workflows is None else sorted(rights.workflows),
     }
+
+
+def begin_request(tx: Transaction, caller: str, key: str, request_hash: str) -> ApiRequestRow | None:
+    """Begin a request under a key. Return the earlier request if the key is in use; None: the caller executes it."""
+    given = checked_name(key, what="Idempotency-Key")
+    tx.execute(access_store.DELETE_OLD_REQUESTS)
+    stored = request_hash if tx.codecs is None else tx.codecs.request_hash(tx, request_hash)
+    if tx.first(access_store.BEGIN_REQUEST, caller=caller, key=given, request_hash=stored) is not None:
+        return None
+    earlier: Any = access.api_request(tx, caller, given)
+    if earlier is not None and earlier.request_hash == stored:
+        return earlier._replace(request_hash=request_hash)  # type: ignore[no-any-return]  # the caller has this one
+    return earlier  # type: ignore[no-any-return]
+
+
+def save_answer(tx: Transaction, caller: str, key: str, *, status: int, answer: Mapping[str, Any]) -> None:
+    """Keep the answer for repeats of the request. It may show a payload: a process with a codec seals it."""
+    codec = None if tx.codecs is None else tx.codecs.any_codec
+    kept = answer if codec is None else seal(codec, dict(answer), "answer", caller, key)
+    tx.execute(access_store.SAVE_ANSWER, caller=caller, key=key, status=status, answer=json.dumps(dict(kept)))
+
+
+def forget_request(tx: Transaction, caller: str, key: str) -> None:
+    """Free the key of a request that changed nothing."""
+    tx.execute(access_store.FORGET_REQUEST, caller=caller, key=key)
+
+
+def save_view(tx: Transaction, owner: str, name: str, *, page: str, query: str) -> SavedViewRow:
+    """Keep a view under a name. A view of the same name is replaced."""
+    return tx.one(
+        access_store.SAVE_VIEW,
+        owner=owner,
+        name=checked_name(name, what="the name of the view"),
+        page=checked_name(page, what="the page of the view"),
+        query=checked_text(query, what="the filter of the view", limit=4_000),
+    )
+
+
+def delete_view(tx: Transaction, owner: str, name: str) -> None:
+    """Delete a view of this owner."""
+    if not tx.execute(access_store.DELETE_VIEW, owner=owner, name=name):
+        raise NotFoundError("saved view", name)

@@ -6,13 +6,16 @@ of its own, so that this module only keeps who took the commit and how far it is
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
-from pipeline.domain.bulk import COMMIT_PAUSE, MAX_ITEMS, PREVIEW_LIFETIME, NewPreview
+from pipeline.domain.acts import COMMIT_PAUSE, MAX_ITEMS, PREVIEW_LIFETIME, NewPreview
+from pipeline.domain.codec import seal
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError, StaleWriteError
 from pipeline.domain.values import Actor
+from pipeline.store.codecs import codec_for
 from pipeline.store.database import Transaction
-from pipeline.store.reads import requests
+from pipeline.store.reads import access
 from pipeline.store.schema import BulkPreviewRow
 from pipeline.store.writes import bulk as bulk_store
 
@@ -31,11 +34,20 @@ def freeze(tx: Transaction, new: NewPreview) -> BulkPreviewRow:
         lifetime=PREVIEW_LIFETIME,
         workflows=list(new.workflows),
         request=json.dumps(dict(new.request)),
-        items=json.dumps([dict(item) for item in new.items]),
+        items=json.dumps([_sealed_item(tx, item) for item in new.items]),
         item_count=len(new.items),
         left_out=json.dumps(dict(new.left_out)),
         refused=json.dumps(dict(new.refused)),
     )
+
+
+def _sealed_item(tx: Transaction, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item as it is stored: what a result of an encrypted workflow is, and what it is based on, is sealed."""
+    private = [name for name in ("result", "evidence") if item.get(name)]
+    codec = codec_for(tx, item["workflow"]) if private else None
+    if codec is None:
+        return dict(item)
+    return {**item, **{name: seal(codec, item[name], "preview", item["subject"], name) for name in private}}
 
 
 def take(tx: Transaction, preview_id: UUID, by: Actor, *, item_count: int) -> BulkPreviewRow:
@@ -104,7 +116,7 @@ def _refused(tx: Transaction, row: BulkPreviewRow, verb: str) -> IllegalTransiti
 
 
 def _preview(tx: Transaction, preview_id: UUID) -> BulkPreviewRow:
-    row = requests.bulk_preview(tx, preview_id)
+    row = access.bulk_preview(tx, preview_id)
     if row is None:
         raise NotFoundError("bulk preview", preview_id, hint="Previews are kept for 30 days. Nothing was changed.")
     return row

@@ -4,16 +4,20 @@ Publishing is idempotent by message id: the first write wins and a repeat is a n
 to an event inside a run (reserve, consume, release, transfer) belongs to that run's verbs.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.codec import is_sealed, seal
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError, StaleWriteError
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import DeliveryStatus, EventId, MutationStatus, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
+from pipeline.store.codecs import codec_for, refusal
 from pipeline.store.database import Statement, Transaction, encode_row_parts, encode_rows
+from pipeline.store.functions import LEVELS_WITH_NEW_SNAPSHOTS
 from pipeline.store.reads import work
 from pipeline.store.rows import NamedTopicRow, RunWithMutationRow
 from pipeline.store.schema import DeliveryRow, RunRow
@@ -23,7 +27,7 @@ from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.telemetry import spans
 from pipeline.transitions import audit, payload_schemas
-from pipeline.transitions.mutation_log import log_mutation
+from pipeline.transitions.mutations import log_mutation
 
 #: Topics by workflow and name, as this process last read them. A publish that can use them reads nothing.
 _REMEMBERED: dict[str, dict[str, NamedTopicRow]] = {}
@@ -47,6 +51,7 @@ def publish(
     *,
     replace: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    sealed_only: bool = False,
 ) -> PublishResult:
     """Add events to topics of a workflow and hand them to its consumers.
 
@@ -58,52 +63,79 @@ def publish(
     checked_name(workflow, what="workflow name")
     if not events:
         return PublishResult(new={}, replaced={})
-    facts = _deduplicate(events, replace=replace)
+    facts = [_received(tx, workflow, event) for event in _deduplicate(events, replace=replace)]
     rows = event_rows(facts, limits)
-    if replace:  # a deploy locks them before the workflow too, and the names that are read next stay as they are
-        tx.all(workflow_store.SHARE_SUBSCRIPTIONS, workflow=workflow)
-    topics = (not replace and _remembered_topics(workflow, events)) or _checked_topics(tx, workflow, events)
-    if replace:  # no run is created between the read and the write
-        tx.all(workflow_store.LOCK_WORKFLOWS, names=[_workflow_of(topics)])
+    topics = _remembered_topics(tx, workflow, facts) or _checked_topics(tx, workflow, facts)
+    _refuse_clear(topics, events if sealed_only else ())
     for _ in range(_MAX_READS):
-        ids = _insert(tx, facts, rows, topics)
-        if ids is not None:
+        published = _insert(tx, facts, rows, topics, replace=replace)
+        if published is not None:
             break
-        topics = _checked_topics(tx, workflow, events)
+        topics = _checked_topics(tx, workflow, facts)
     else:
         raise StaleWriteError(
             "workflow", workflow, verb="publish", expected="topics as they were just read", found="others, each time"
         )
-    new = _as_given(facts, rows, ids)
-    repeats = [row for row in rows if (row["topic"], row["message_id"]) not in ids] if replace else ()
-    rewritten: dict[tuple[str, str], EventId] = {}
-    for part in encode_row_parts(repeats):
-        rewritten |= _by_message(tx.all(event_store.REPLACE, workflow=_workflow_of(topics), rows=part))
+    new = _as_given(facts, rows, {name: id for name, (id, is_new) in published.items() if is_new})
+    replaced = _as_given(facts, rows, {name: id for name, (id, is_new) in published.items() if not is_new})
     if new:
         repeated = len(rows) - len(new)
         tx.log_on_commit("event.published", workflow=_workflow_of(topics), events=len(new), repeats=repeated)
-    return PublishResult(new=new, replaced=_as_given(facts, rows, rewritten))
+    return PublishResult(new=new, replaced=replaced)
 
 
 def _insert(
-    tx: Transaction, facts: Sequence[NewEvent], rows: Sequence[dict[str, Any]], topics: Mapping[str, NamedTopicRow]
-) -> dict[tuple[str, str], EventId] | None:
-    """Insert what is not there yet, under the present names of the topics. Return ids by these names.
+    tx: Transaction,
+    facts: Sequence[NewEvent],
+    rows: Sequence[dict[str, Any]],
+    topics: Mapping[str, NamedTopicRow],
+    *,
+    replace: bool,
+) -> dict[tuple[str, str], tuple[EventId, bool]] | None:
+    """Insert what is not there yet, under the present names of the topics. With ``replace`` rewrite the others.
 
-    None, and nothing is inserted, if a topic is not as given any more. The first part of many holds all topics for the
-    others.
+    Return ids by these names, each with whether it is new. None, and nothing is written, if a topic is not as given any
+    more. The first part of many holds all topics for the others.
     """
     for row, event in zip(rows, facts, strict=True):
         row["topic"] = topics[event.topic].name
+        row["payload"] = _stored_payload(tx, topics[event.topic], event)
     known = {row.name: {"name": row.name, "schema_digest": row.schema_digest} for row in topics.values()}
-    given = {"workflow": _workflow_of(topics), "topics": encode_rows([*known.values()])}
-    ids: dict[tuple[str, str], EventId] = {}
+    given = {"workflow": _workflow_of(topics), "topics": encode_rows([*known.values()]), "is_replacing": replace}
+    published: dict[tuple[str, str], tuple[EventId, bool]] = {}
     for part in encode_row_parts(rows):
-        answer = tx.all(event_store.PUBLISH, rows=part, **given)
-        if answer and answer[0].id is None:
-            return None
-        ids |= _by_message(answer)
-    return ids
+        for answer in tx.all(event_store.PUBLISH, rows=part, **given):
+            if answer.id is None:
+                return None
+            published[answer.topic, answer.message_id] = (EventId(answer.id), answer.is_new)
+    return published
+
+
+def _received(tx: Transaction, workflow: str, event: NewEvent) -> NewEvent:
+    """Open the payload of an event that a ``BrokerClient`` sealed for the way to a worker."""
+    if tx.codecs is None or not is_sealed(event.payload):
+        return event
+    return dataclasses.replace(event, payload=tx.codecs.open_published(workflow, event))
+
+
+def _refuse_clear(topics: Mapping[str, NamedTopicRow], events: Sequence[NewEvent]) -> None:
+    """Refuse a payload of an encrypted topic that came over the broker in the clear."""
+    for event in events:
+        if topics[event.topic].is_encrypted and not is_sealed(event.payload):
+            raise InvalidInputError(
+                f"Topic {event.topic!r} takes encrypted payloads only, and that of {event.message_id!r} came over the "
+                "broker in the clear; expected a BrokerClient with codec=... Nothing was published."
+            )
+
+
+def _stored_payload(tx: Transaction, topic: NamedTopicRow, event: NewEvent) -> Any:
+    """Return the payload as it is stored: that of an encrypted topic is sealed, or refused."""
+    if not topic.is_encrypted:
+        return event.payload
+    codec = codec_for(tx, topic.workflow)
+    if codec is None:
+        raise refusal(topic.workflow)
+    return seal(codec, event.payload, "payload", topic.uid, event.message_id)
 
 
 def _as_given(
@@ -126,16 +158,17 @@ def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEv
     return list(facts.values())
 
 
-def _remembered_topics(workflow: str, events: Sequence[NewEvent]) -> dict[str, NamedTopicRow] | None:
+def _remembered_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> dict[str, NamedTopicRow] | None:
     """The topics as this process read them last; None if they have to be read (again) to publish these events.
 
     They may have changed since. The insert compares them, and a refusal is based on topics that were read for it.
     """
     declared = _REMEMBERED.get(workflow, {})
     try:
-        return _topics_of(declared, events)
+        topics = _topics_of(declared, events)
     except (KeyError, InvalidInputError):
         return None
+    return None if tx.codecs is None and any(topic.is_encrypted for topic in topics.values()) else topics
 
 
 def _checked_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> dict[str, NamedTopicRow]:
@@ -192,7 +225,7 @@ def _check_event(topic: NamedTopicRow, validator: Any | None, event: NewEvent) -
 
 def _refuse_old_snapshot(levels: set[str]) -> None:
     """A stricter transaction reads the subscriptions, schemas and runs of its first statement, not those of now."""
-    for level in levels - {*event_store.LEVELS_WITH_NEW_SNAPSHOTS}:
+    for level in levels - {*LEVELS_WITH_NEW_SNAPSHOTS}:
         raise InvalidInputError(
             f"Events cannot be published in a transaction of isolation level {level.upper()}: it does not see "
             "consumers that registered after its first statement, and they would never get the events. Expected "
@@ -280,10 +313,6 @@ def unknown_topic_error(tx: Transaction, workflow: str, topic: str) -> NotFoundE
     if not known and workflow not in names:
         return NotFoundError("workflow", workflow, names, "No worker has registered it. Nothing was published.")
     return NotFoundError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
-
-
-def _by_message(rows: Sequence[Any]) -> dict[tuple[str, str], EventId]:
-    return {(row.topic, row.message_id): EventId(row.id) for row in rows}
 
 
 def _act_on_delivery(

@@ -1,4 +1,4 @@
-"""What the sweeps record and delete: their slots, the notices that were delivered, and what is no longer kept.
+"""What sweeps and workers record beside the work, and what the sweeps delete.
 
 - Of several callers that want to run a sweep, the database lets one through. Two beats at once are then harmless, and
   a worker may stand in for a beat that is gone.
@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from pipeline.domain.workflows import WORKER_KEPT, WorkerInfo
 from pipeline.store.database import Statement, Transaction
 from pipeline.store.reads import attention
-from pipeline.store.rows import NoticeRow, PageRow, SlotRow
+from pipeline.store.rows import ChainedRow, NoticeRow, PageRow, SlotRow
 from pipeline.store.writes import housekeeping as housekeeping_store
 
 
@@ -108,3 +109,47 @@ def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
     is_last = page.seen < limit or page.is_young
     tx.execute(housekeeping_store.SET_CURSOR, name=name, position=walk.start if is_last else str(page.position))
     return PrunedPage(dropped=page.dropped, is_last=is_last)
+
+
+SAMPLES_KEPT = timedelta(days=14)
+#: Events, and runs, that one sample counts at most.
+_MAX_COUNTED = 200_000
+#: Waiting events of one consumer that a sample counts at most.
+_MAX_BACKLOG = 100_000
+
+
+def record_worker(tx: Transaction, worker: WorkerInfo) -> None:
+    """Record that a worker runs; forget workers that were not seen for a day."""
+    tx.execute(
+        housekeeping_store.RECORD_WORKER,
+        name=worker.name,
+        host=worker.host,
+        pid=worker.pid,
+        pool=worker.pool,
+        concurrency=worker.concurrency,
+        queues=list(worker.queues),
+        workflows=json.dumps(dict(worker.workflows)),
+        code_version=worker.code_version,
+        package_version=worker.package_version,
+        kept=WORKER_KEPT,
+    )
+
+
+def remove_worker(tx: Transaction, name: str) -> None:
+    """Forget a worker that stops in order."""
+    tx.execute(housekeeping_store.REMOVE_WORKER, name=name)
+
+
+def take_sample(tx: Transaction) -> int:
+    """Sample every workflow in which something happened or waits. Return their number."""
+    return tx.one(housekeeping_store.TAKE_SAMPLE, limit=_MAX_COUNTED, counted=_MAX_BACKLOG).number
+
+
+def delete_old_samples(tx: Transaction) -> int:
+    """Delete samples that are older than two weeks. Return their number."""
+    return tx.execute(housekeeping_store.DELETE_SAMPLES, kept=SAMPLES_KEPT)
+
+
+def chain_audit(tx: Transaction, *, limit: int = 1000) -> ChainedRow | None:
+    """Chain acts that are not chained yet, at most so many; return the head of the chain. None: all are chained."""
+    return tx.first(housekeeping_store.CHAIN_AUDIT, limit=limit)

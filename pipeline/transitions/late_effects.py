@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pipeline.domain import idempotency
+from pipeline.domain.codec import seal
 from pipeline.domain.idempotency import SentKey
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.states import MutationId, MutationStatus
@@ -24,7 +25,7 @@ from pipeline.store.rows import ReplacementRunRow
 from pipeline.store.schema import MutationRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.transitions import audit
-from pipeline.transitions.mutation_log import log_mutation
+from pipeline.transitions.mutations import log_mutation
 
 _MAY_HAVE_HAPPENED = {
     MutationStatus.IN_FLIGHT,
@@ -65,7 +66,7 @@ def record_replacement_effect(
             f"that it happened twice"
         )
     evidence = {**_replacement_fields(replacement), "found": found}
-    kept = Actor(name=by.name, reason=why, evidence=evidence)
+    kept = replace(by, reason=why, evidence=evidence)
     audit.record(
         tx, kept, "mutation.replacement_effect_found", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id
     )
@@ -160,9 +161,10 @@ def record_late_effect(
     under the same key and the key was honoured, there is one effect: that is recorded, and no alarm is raised.
     """
     kept = checked_json(result, what=f"result of mutation {mutation_id}", limit=DEFAULT_LIMITS.result)
+    stored = _sealed_result(tx, mutation_id, kept)
     if _is_found_as_repeated(tx, mutation_id, kept, by):
         return None
-    row = tx.first(mutation_store.RECORD_LATE_EFFECT, id=mutation_id, result=json.dumps(kept))
+    row = tx.first(mutation_store.RECORD_LATE_EFFECT, id=mutation_id, result=json.dumps(stored))
     if row is None:
         return None
     evidence = late_effect_evidence(tx, row, kept, is_own=is_own)
@@ -171,6 +173,12 @@ def record_late_effect(
     replacement = evidence["replacement_run"]
     log_mutation(tx, "mutation.found_late", row, replacement_run=replacement)
     return row
+
+
+def _sealed_result(tx: Transaction, mutation_id: MutationId, result: Any) -> Any:
+    rows = () if tx.codecs is None or result is None else work.mutations(tx, [mutation_id])
+    codec = tx.codecs.writer(tx, rows[0].workflow) if tx.codecs is not None and rows else None
+    return result if codec is None else seal(codec, result, "result", mutation_id)
 
 
 def _is_found_as_repeated(tx: Transaction, mutation_id: MutationId, found: Any, by: Actor) -> bool:

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
+from pipeline.domain.codec import is_sealed, seal
 from pipeline.domain.errors import (
     IllegalTransitionError,
     InvalidInputError,
@@ -24,6 +25,7 @@ from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import Fence, MutationId, MutationStatus, Phase, RunId
 from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutation, Limits, Request, RunLease
 from pipeline.domain.workflows import AfterFailedMutation
+from pipeline.store.codecs import refusal
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.rows import FailedMutationRow, RunMutationRow, SentMutationRow
@@ -31,8 +33,35 @@ from pipeline.store.schema import MutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
-from pipeline.transitions.mutation_log import log_mutation, record_time_to_resolution
 from pipeline.transitions.results import BatchResult, Transition, match_results
+
+
+def log_mutation(tx: Transaction, name: str, row: MutationRow, **more: Any) -> None:
+    """Queue the line of a mutation: what it calls, for which input, and how long the call took."""
+    known = row.resolved_at or row.doubted_at
+    if row.message_ids:
+        more = {"message_id": row.message_ids[0], "inputs": row.message_count, **more}
+    if row.sent_at is not None and known is not None:
+        more["duration"] = round((known - row.sent_at).total_seconds(), 3)
+    tx.log_on_commit(
+        name,
+        run_id=row.run_id,
+        mutation_id=row.id,
+        workflow=row.workflow,
+        operation=f"{row.connector}.{row.operation}",
+        **more,
+    )
+
+
+def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -> None:
+    """Count how long a mutation was in doubt, if it was."""
+    if row.doubted_at is not None:
+        assert row.resolved_at is not None
+        labels = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
+        tx.count_on_commit(
+            "pipeline.mutation.time_to_resolution", labels, (row.resolved_at - row.doubted_at).total_seconds()
+        )
+
 
 AnyMutationRow = TypeVar("AnyMutationRow", bound=MutationRow)
 
@@ -99,7 +128,7 @@ def apply(
         {
             "mutation_id": item.mutation_id,
             "fence": item.fence,
-            "result": checked_json(item.result, what=f"result of mutation {item.mutation_id}", limit=limits.result),
+            "result": _sealed_result(tx, item, limits),
             "resolved_by": item.resolved_by,
             "cost": item.cost,
         }
@@ -107,9 +136,17 @@ def apply(
     ]
     landed = tx.guarded(mutation_store.APPLY, rows)
     for row in landed:
+        if tx.codecs is None and is_sealed(row.params):
+            raise refusal(row.workflow)
         log_mutation(tx, "mutation.applied", row, resolved_by=row.resolved_by)
         record_time_to_resolution(tx, row, "applied")
     return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
+
+
+def _sealed_result(tx: Transaction, item: AppliedMutation, limits: Limits) -> Any:
+    result = checked_json(item.result, what=f"result of mutation {item.mutation_id}", limit=limits.result)
+    codec = None if tx.codecs is None or result is None else tx.codecs.writer(tx, item.workflow)
+    return result if codec is None else seal(codec, result, "result", item.mutation_id)
 
 
 def fail(tx: Transaction, cohort: Sequence[FailedMutation]) -> BatchResult[FailedMutationRow]:

@@ -17,7 +17,7 @@ from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
-from pipeline.transitions.mutation_log import log_mutation
+from pipeline.transitions.mutations import log_mutation
 
 _DEFER_FOR = timedelta(seconds=30)  #: until another worker may try
 _ESCALATE_AFTER = timedelta(hours=1)  #: without a reconcile attempt

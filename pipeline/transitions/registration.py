@@ -1,13 +1,19 @@
 """Bring the tables of a workflow in line with what its code declares."""
 
+import base64
+import json
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from pipeline.domain.codec import key_id_of, seal
 from pipeline.domain.errors import InvalidInputError, NotFoundError
+from pipeline.domain.operations import OperationSpec
 from pipeline.domain.payloads import checked_json, checked_name
 from pipeline.domain.renames import NameKind, in_present_names, rename_problem
 from pipeline.domain.values import DEFAULT_LIMITS, HandlerSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind, StartAt, count_problem
+from pipeline.store.codecs import Codecs
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
 from pipeline.store.rows import OpenBackfillRow
@@ -62,6 +68,7 @@ def register(tx: Transaction, spec: WorkflowSpec, *, page_size: int = BACKFILL_P
         _restore(tx, change.spec)
     else:
         _update_to_spec(tx, change)
+    _save_secret(tx, change)
     _subscribe(tx, change.spec, is_removing=not change.is_older)
     for joined in work.open_backfills(tx, spec.name) if change.resubscribed else ():
         _fill(tx, joined, page_size)
@@ -121,6 +128,7 @@ def _change(tx: Transaction, spec: WorkflowSpec) -> _Change:
     before = work.workflow(tx, stored_as)
     is_lower = before is not None and before.version > spec.version
     is_older = is_lower or (before is not None and _was_replaced(before, spec))
+    _refuse_without_codec(before, spec)
     if is_older:
         _refuse_rename_by_older_code(spec, stored_as, before)
         topics, handlers = (work.present_names(tx, kind, spec.name) for kind in (NameKind.TOPIC, NameKind.HANDLER))
@@ -229,6 +237,26 @@ def _missing_parts(tx: Transaction, spec: WorkflowSpec) -> list[str]:
     unheard = sorted(_declared_subscriptions(spec) - work.subscriptions_by_name(tx, spec.name))
     topics = [f"topic {topic!r} of {name!r}" for topic, name in unheard if name not in gone]
     return [*(f"the handler {name!r}" for name in gone), *topics]
+
+
+def _refuse_without_codec(before: WorkflowRow | None, spec: WorkflowSpec) -> None:
+    """An encrypted workflow stays encrypted: code without its codec could read nothing of it."""
+    if before is not None and before.codec_secret is not None and spec.codec is None:
+        raise InvalidInputError(
+            f"Workflow {spec.name!r} is encrypted, and this code declares no codec for it; expected "
+            f"Workflow({spec.name!r}, codec=...). To end the encryption, give the code a workflow of another name."
+        )
+
+
+def _save_secret(tx: Transaction, change: _Change) -> None:
+    """Make the secret of an encrypted workflow, or seal it with the newest key. Refuse a codec that cannot open it."""
+    codec, stored = change.spec.codec, None if change.before is None else change.before.codec_secret
+    if codec is None:
+        return
+    secret = secrets.token_bytes(32) if stored is None else Codecs(default=codec).open_secret(stored)
+    if stored is None or key_id_of(stored) != codec.key_id:
+        sealed = seal(codec, base64.b64encode(secret).decode(), "secret")
+        tx.execute(workflow_store.SET_CODEC_SECRET, name=change.spec.name, secret=json.dumps(sealed))
 
 
 def _restore(tx: Transaction, spec: WorkflowSpec) -> None:
@@ -354,8 +382,34 @@ def _check_count(what: str, value: int) -> None:
 
 
 def _topic_rows(spec: WorkflowSpec) -> str:
-    return encode_rows([{"name": topic.name, "schema": topic.schema} for topic in spec.topics])
+    is_encrypted = spec.codec is not None
+    rows = [{"name": topic.name, "schema": topic.schema, "is_encrypted": is_encrypted} for topic in spec.topics]
+    return encode_rows(rows)
 
 
 def _handler_rows(spec: WorkflowSpec) -> str:
     return encode_rows([handler_store.declared_values(handler) for handler in spec.handlers])
+
+
+_FIELDS = tuple(each.name for each in fields(OperationSpec))
+
+
+def register_operations(tx: Transaction, specs: Sequence[OperationSpec], workflows: Sequence[WorkflowSpec]) -> bool:
+    """Write operations that are new or have changed. Returns whether anything was written.
+
+    ``workflows`` are the registered workflows of the same code. If newer code of one of them is registered, only
+    operations that are missing are added: older code never replaces what newer code declares.
+    """
+    for spec in specs:
+        for name in ("connector", "operation"):
+            checked_name(getattr(spec, name), what=name)
+        for schema in (spec.params_schema, spec.result_schema):
+            checked_json(schema, what=f"schema of {spec.connector}.{spec.operation}", limit=DEFAULT_LIMITS.payload)
+    if not specs:
+        return False
+    rows = encode_rows([{name: getattr(spec, name) for name in _FIELDS} for spec in specs])
+    can_replace = not is_replaced(tx, workflows)
+    written = tx.all(workflow_store.UPSERT, rows=rows, can_replace=can_replace)
+    for row in written:
+        tx.log_on_commit("operation.registered", connector=row.connector, operation=row.operation)
+    return bool(written)

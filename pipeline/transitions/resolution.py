@@ -1,32 +1,104 @@
 """Acts of an operator on a mutation: approve, reject, resolve, try again, acknowledge.
 
-An operator acts on what was shown. Each act may carry the token of that state (``domain.mutation_state``). The mutation
+An operator acts on what was shown. Each act may carry the token of that state (``domain.acts``). The mutation
 is locked, and the act is refused if it is in another state.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.domain.errors import InvalidInputError, NotFoundError, StaleWriteError, StateChangedError
-from pipeline.domain.mutation_state import state_changes
+from pipeline.domain.acts import ProposedAct, state_changes, state_token
+from pipeline.domain.codec import seal
+from pipeline.domain.errors import (
+    InvalidInputError,
+    NotFoundError,
+    SecondApprovalError,
+    StaleWriteError,
+    StateChangedError,
+)
 from pipeline.domain.payloads import checked_name, storable_text
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import Evidence, MutationId, MutationStatus, Resolver
 from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
+from pipeline.store.codecs import codec_for
 from pipeline.store.database import Transaction
-from pipeline.store.reads import work
+from pipeline.store.reads import access, work
 from pipeline.store.rows import RunMutationRow
-from pipeline.store.schema import MutationRow
+from pipeline.store.schema import MutationRow, ProposalRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import housekeeping as housekeeping_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
-from pipeline.transitions import audit, second_approvals
-from pipeline.transitions.mutation_log import log_mutation, record_time_to_resolution
-from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transition
+from pipeline.transitions import audit
+from pipeline.transitions.mutations import (
+    IN_DOUBT,
+    apply,
+    fail,
+    illegal_transition,
+    log_mutation,
+    record_time_to_resolution,
+)
+
+
+def missing_confirmation(
+    tx: Transaction, mutation_id: MutationId, act: ProposedAct, answer: Mapping[str, Any], by: Actor
+) -> SecondApprovalError | None:
+    """Confirm the same proposal of another person in the same state. Return the error if a high value has none.
+
+    The caller raises it after its own checks, so that only an answer that would be accepted is proposed.
+    """
+    row = tx.first(mutation_store.LOCK, id=mutation_id)
+    if row is None or row.four_eyes_value is None:
+        return None
+    open_one = access.open_proposal(tx, mutation_id)
+    is_same = (
+        open_one is not None
+        and open_one.proposed_by != by.name
+        and (open_one.act, open_one.state) == (act, state_token(row))
+        and open_one.answer == _plain(answer)
+    )
+    if open_one is None or not is_same:
+        return SecondApprovalError(mutation_id, act=act, value=row.four_eyes_value)
+    tx.execute(mutation_store.CONFIRM_PROPOSAL, id=open_one.id, by=by.name)
+    return None
+
+
+def propose(
+    tx: Transaction, mutation_id: MutationId, act: ProposedAct, answer: Mapping[str, Any], by: Actor, *, state: str
+) -> ProposalRow:
+    """Propose an answer in the state that was shown. It replaces an earlier proposal, and changes nothing else."""
+    row = tx.first(mutation_store.LOCK, id=mutation_id)
+    if row is None:
+        raise NotFoundError("mutation", mutation_id, hint="Nothing was changed.")
+    if changes := state_changes(state, row):
+        raise StateChangedError(mutation_id, verb=f"propose {act} for", changes=changes)
+    made = tx.one(
+        mutation_store.REPLACE_PROPOSAL,
+        mutation_id=mutation_id,
+        act=str(act),
+        answer=json.dumps(_sealed(tx, row.workflow, mutation_id, answer)),
+        state=state,
+        proposed_by=by.name,
+        reason=by.reason,
+    )
+    audit.record(tx, by, f"mutation.propose {act}", **audit.subject_of(row))
+    log_mutation(tx, "mutation.proposed", row, actor=by.name)
+    return made
+
+
+def _sealed(tx: Transaction, workflow: str, mutation_id: MutationId, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer as it is stored: the result of an encrypted workflow is sealed."""
+    codec = codec_for(tx, workflow) if answer.get("result") is not None else None
+    sealed = {} if codec is None else {"result": seal(codec, answer["result"], "proposal", mutation_id, "result")}
+    return {**answer, **sealed}
+
+
+def _plain(answer: Mapping[str, Any]) -> Any:
+    """Return an answer as the database returns it."""
+    return json.loads(json.dumps(dict(answer)))
 
 
 def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | None = None) -> MutationRow:
@@ -55,8 +127,9 @@ def happened(
 ) -> MutationRow:
     """Resolve a mutation for an operator: it happened, with this result."""
     _lock_in_state(tx, mutation_id, state, "resolve")
-    missing = second_approvals.missing_confirmation(tx, mutation_id, ProposedAct.HAPPENED, {"result": result}, by)
-    item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.OPERATOR)
+    missing = missing_confirmation(tx, mutation_id, ProposedAct.HAPPENED, {"result": result}, by)
+    workflow = "" if tx.codecs is None else _mutation_row(tx, mutation_id).workflow
+    item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.OPERATOR, workflow=workflow)
     row = apply(tx, [item]).only()
     if missing is not None:
         raise missing
@@ -73,7 +146,7 @@ def did_not_happen(
     """
     _lock_in_state(tx, mutation_id, state, "resolve")
     answer = {"is_refused": is_refused}
-    missing = second_approvals.missing_confirmation(tx, mutation_id, ProposedAct.DID_NOT_HAPPEN, answer, by)
+    missing = missing_confirmation(tx, mutation_id, ProposedAct.DID_NOT_HAPPEN, answer, by)
     error = by.reason or f"{by.name} says it did not happen"
     evidence = Evidence.REFUSED if is_refused else Evidence.ABSENCE
     item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence, resolved_by=Resolver.OPERATOR)
@@ -116,7 +189,7 @@ def approve(
     tx.all(workflow_store.LOCK_WORKFLOWS, names=[found.workflow])
     _lock_in_state(tx, mutation_id, state, "approve")
     answer = {"request_hash": asked}
-    missing = second_approvals.missing_confirmation(tx, mutation_id, ProposedAct.APPROVE, answer, by)
+    missing = missing_confirmation(tx, mutation_id, ProposedAct.APPROVE, answer, by)
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
         found = _mutation_row(tx, mutation_id)

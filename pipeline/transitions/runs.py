@@ -16,6 +16,7 @@ from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from pipeline.domain.codec import Sealed, opened, seal
 from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunId, RunStatus
@@ -275,10 +276,13 @@ def _save_states(
     for item in sorted(returned, key=lambda item: item.lease.run_id):
         handler = handler_of[item.lease.run_id]
         fold = merge.get(handler)
-        state = fold(current[handler], item.state) if fold else item.state
+        state = fold(opened(current[handler]), item.state) if fold else item.state
         current[handler] = checked_json(state, what=f"state after run {item.lease.run_id}", limit=limits.state)
+    workflows = {} if tx.codecs is None else {row.handler_id: row.workflow for row in landing.updated}
     for handler in ids:
-        tx.execute(handler_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
+        codec = None if tx.codecs is None else tx.codecs.writer(tx, workflows[handler])
+        state = current[handler] if codec is None else seal(codec, current[handler], "state", handler)
+        tx.execute(handler_store.SET_STATE, id=handler, state=json.dumps(state))
 
 
 def _lost_inputs_error(error: IntegrityError) -> IllegalTransitionError | None:
@@ -300,7 +304,10 @@ def _prepared_row(item: PreparedRun, limits: Limits) -> dict[str, Any]:
         "ui": item.ui,
         "approval": item.needs_approval,
     }
-    checked_json(result, what=f"PrepareResult of run {item.lease.run_id}", limit=limits.prepare_result)
+    if item.wake_at is not None:
+        result["wake_at"] = item.wake_at.isoformat()
+    plain = {name: None if isinstance(part, Sealed) else part for name, part in result.items()}  # the rest was checked
+    checked_json(plain, what=f"PrepareResult of run {item.lease.run_id}", limit=limits.prepare_result)
     return {
         "run": item.lease.run_id,
         "fence": item.lease.fence,
@@ -318,7 +325,7 @@ def _emitted_row(item: RunOutput, limits: Limits) -> dict[str, Any]:
     return {
         "run": item.lease.run_id,
         "fence": item.lease.fence,
-        "state": item.state if item.has_state else None,
+        "state": (item.state if item.sealed_state is None else item.sealed_state) if item.has_state else None,
         "cost": item.cost,
         "next_run_at": item.next_run_at,
     }

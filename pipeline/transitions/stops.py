@@ -13,6 +13,7 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from pipeline.domain.boundary import InputAction, Side, side_of
+from pipeline.domain.codec import without_text
 from pipeline.domain.failures import Failure, FailureKind, RunFacts, StopDecision, decide
 from pipeline.domain.payloads import storable_text
 from pipeline.domain.policies import FailurePolicy
@@ -28,7 +29,7 @@ from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
-from pipeline.transitions.mutation_log import log_mutation
+from pipeline.transitions.mutations import log_mutation
 from pipeline.transitions.results import BatchResult, Transition, match_results
 from pipeline.transitions.workflows import block, enter_maintenance
 
@@ -137,7 +138,12 @@ def _release_withdrawn_inputs(tx: Transaction, ended: Sequence[RunRow]) -> None:
 
 def _storable_failure(failure: Failure) -> Failure:
     """Replace characters that Postgres cannot store, so that every failure is recorded."""
-    return replace(failure, message=storable_text(failure.message), error_type=storable_text(failure.error_type))
+    return replace(
+        failure,
+        message=storable_text(failure.message),
+        error_type=storable_text(failure.error_type),
+        frames=storable_text(failure.frames),
+    )
 
 
 def _stop(
@@ -147,11 +153,15 @@ def _stop(
     locked = [row.id for row in rows]
     if not locked:
         return ()
+    is_private = tx.codecs.is_private if tx.codecs is not None else lambda _: False
     for row in run_store.execute_ids(tx, mutation_store.VOID, locked):
         log_mutation(tx, "mutation.failed", row, resolved_by=row.resolved_by)
     failures |= _shown_before_crash(tx, {run_id: failures[run_id] for run_id in locked})
     named = [{"run": run_id, "culprits": failures[run_id].culprits or failures[run_id].shown} for run_id in locked]
-    stopping = [(run, failures[run.id]) for run in tx.guarded(run_store.RUN_FACTS, named)]
+    stopping = [
+        (run, without_text(failures[run.id]) if is_private(run.workflow) else failures[run.id])
+        for run in tx.guarded(run_store.RUN_FACTS, named)
+    ]
     common = _common_events(stopping)
     ended = tuple(
         StoppedRun(run=run, failure=failure, decision=_decide(run, failure, common.get(run.handler_id), jitter))
@@ -365,6 +375,7 @@ def _run_row(item: StoppedRun) -> dict[str, Any]:
         "status": item.decision.status,
         "error": item.failure.message,
         "error_type": item.failure.error_type,
+        "error_frames": item.failure.frames or None,
         "retry_pending": item.decision.disposition.retry_pending,
         "delay": item.decision.delay,
         "cost": item.failure.cost,

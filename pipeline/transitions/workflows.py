@@ -1,4 +1,4 @@
-"""A workflow's switches: pause, blocks and maintenance.
+"""Switches of a workflow (pause, blocks, maintenance) and the sessions that group its runs.
 
 The operator's pause and the system's blocks are kept apart: neither overwrites the other. Maintenance is
 set with the failure that causes it, together with the task that asks an operator to correct the code.
@@ -6,15 +6,18 @@ set with the failure that causes it, together with the task that asks an operato
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError, UnresolvedError
+from pipeline.domain.states import SessionId
 from pipeline.domain.values import Actor
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind, SessionResult
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import runs as run_store
+from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
 
@@ -131,3 +134,18 @@ def _reset_failures(tx: Transaction, workflow: str, *, unblocked: Sequence[Block
 def _lock(tx: Transaction, workflow: str) -> None:
     if not tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow]):
         raise NotFoundError("workflow", workflow, work.workflow_names(tx))
+
+
+def finish_sessions(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
+    """End sessions in which no run is left to go on, with their count and cost; leave the others open.
+
+    A run that stopped has ended its session as failed already, so what is open here went well. A session whose
+    workflow another transaction holds stays open too.
+    """
+    asked = [str(id_) for id_ in ids]
+    wanted = [str(row.id) for row in tx.all(session_store.LOCK_WORKFLOWS_OF_SESSIONS, ids=asked)]
+    tx.all(session_store.LOCK_SESSIONS, ids=wanted)
+    finished = tx.all(session_store.FINISH_SESSIONS, ids=wanted)
+    for row in finished:
+        tx.log_on_commit("session.finished", session_id=row.id, workflow=row.workflow, result=SessionResult.COMPLETED)
+    return tuple(SessionId(row.id) for row in finished)

@@ -11,12 +11,11 @@ from typing import Any
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.consumer_engine.bounded import FinishedCall, StepRunner
-from pipeline.domain.costs import total_cost
 from pipeline.domain.errors import TransientError
 from pipeline.domain.failures import Failure
 from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
 from pipeline.domain.states import Fence, MutationId, Resolver
-from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunFailure, RunLease
+from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunFailure, RunLease, total_cost
 from pipeline.store.rows import SentMutationRow
 from pipeline.telemetry import metrics, spans
 from pipeline.transitions.breakers import OperationName
@@ -159,6 +158,7 @@ def applied_mutation(pending: PendingCall, judged: CallDecision, limits: Limits)
         fence=Fence(pending.lease.fence),
         resolved_by=_resolver(pending),
         cost=pending.cost,
+        workflow=pending.mutation.workflow,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.connectors.error_table import bounded_pause
 from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.consumer_engine.bounded import FinishedCall, TimedOutError
+from pipeline.domain.codec import private_text
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import classify
 from pipeline.domain.payloads import json_copy
@@ -33,9 +34,17 @@ _VERDICT_LABELS: dict[type, str] = {Applied: "applied", NotFound: "not found", R
 
 
 def call_end(
-    connector: Connector, operation: Operation[Any], params: dict[str, Any], finished: FinishedCall
+    connector: Connector,
+    operation: Operation[Any],
+    params: dict[str, Any],
+    finished: FinishedCall,
+    *,
+    is_private: bool = False,
 ) -> CallEnd:
-    """Read how a call ended. An end that cannot be read leaves the outcome unknown."""
+    """Read how a call ended. An end that cannot be read leaves the outcome unknown.
+
+    ``is_private``: the workflow is encrypted, and what the outside system says is not kept.
+    """
     error = finished.error
     if error is None:
         return Applied(finished.value)
@@ -43,6 +52,8 @@ def call_end(
     try:
         reading = _UNKNOWN_READING if is_overdue else operation.reading(error)
         reason = error_message(connector, operation, params, error)
+        if is_private and not is_overdue:
+            reason = private_text(type(error).__qualname__)
     except Exception as unread:
         log.exception("the end of %s.%s could not be classified", connector.name, operation.name)
         reading, reason = _UNKNOWN_READING, _unreadable(unread)
@@ -50,22 +61,29 @@ def call_end(
 
 
 def reconcile_end(
-    connector: Connector, operation: Operation[Any], params: dict[str, Any], finished: FinishedCall
+    connector: Connector,
+    operation: Operation[Any],
+    params: dict[str, Any],
+    finished: FinishedCall,
+    *,
+    is_private: bool = False,
 ) -> Applied | NotFound | Retry | NoVerdict:
     """Read how a reconcile attempt ended. One that failed, hung or returned something else gave no verdict."""
     name = f"{connector.name}.{operation.name}.reconcile"
+    keep = (lambda _: private_text("")) if is_private else lambda text: text
     try:
         if finished.error is not None:
             reason = error_message(connector, operation, params, finished.error)
+            reason = private_text(type(finished.error).__qualname__) if is_private else reason
         else:
             verdict = finished.value
             match verdict:
                 case Applied():
                     return verdict
                 case NotFound():
-                    return NotFound(redact(connector, operation, params, str(verdict.reason)))
+                    return NotFound(keep(redact(connector, operation, params, str(verdict.reason))))
                 case Retry():
-                    reason = redact(connector, operation, params, str(verdict.reason))
+                    reason = keep(redact(connector, operation, params, str(verdict.reason)))
                     return Retry(reason, bounded_pause(verdict.after))
             reason = f"it returned a {type(verdict).__name__}; expected Applied, NotFound or Retry"
     except Exception as unread:

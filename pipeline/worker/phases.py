@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 from pipeline.consumer_engine.bounded import StepCall, StepRunner
+from pipeline.domain.codec import is_sealed, opened
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
 from pipeline.domain.payloads import checked_json
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PendingEvent = OfferedEvent | PendingEventRow
+_MAX_FRAMES = 8_000  #: characters of a traceback that a run keeps
 
 _RESULT_STATUSES = {
     MutationOutcome.SUCCESS: ResultStatus.APPLIED,
@@ -134,7 +136,8 @@ class Phases:
             return MutateResult(request=context.requested, cost=context.cost)
 
         ask = functools.partial(_ask, consumer.instance.mutate)
-        step = self._step(context, ask, saved_plan(run), what=f"{run.handler}.mutate")
+        plan = saved_plan(run)
+        step = self._step(context, ask, plan, what=f"{run.handler}.mutate", reads=(plan.data, plan.ui))
         return HandlerCall(run=run, context=context, step=step, finish=finish)
 
     def next(self, run: ClaimedRunRow) -> HandlerCall[RunOutput]:
@@ -155,7 +158,9 @@ class Phases:
         result = MutationResult(
             status=_RESULT_STATUSES[MutationOutcome(run.mutation_outcome)], value=run.mutation_result
         )
-        step = self._step(context, consumer.instance.next, saved_plan(run), result, what=f"{run.handler}.next")
+        plan, what = saved_plan(run), f"{run.handler}.next"
+        reads = (plan.data, plan.ui, result.value)
+        step = self._step(context, consumer.instance.next, plan, result, what=what, reads=reads)
         return HandlerCall(run=run, context=context, step=step, finish=finish)
 
     def merge_function(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
@@ -211,8 +216,15 @@ class Phases:
             cost=context.cost,
         )
 
-    def _step(self, context: Context, function: Any, *args: Any, what: str) -> StepCall:
-        """The call of a handler, in which its context is the current one. When it has ended, the context is closed."""
+    def _step(
+        self, context: Context, function: Any, *args: Any, what: str, reads: Sequence[Any] | None = None
+    ) -> StepCall:
+        """The call of a handler, in which its context is the current one. When it has ended, the context is closed.
+
+        If a value that it ``reads``, by default its arguments, cannot be opened, the step fails with that.
+        """
+        if any(map(is_sealed, args if reads is None else reads)):
+            function = functools.partial(_require_opened, args if reads is None else reads)
         token = CURRENT_CONTEXT.set(context)
         try:
             limit = self.step_limit.total_seconds()
@@ -231,8 +243,13 @@ class Phases:
         log.warning(
             "%s failed with %s; `pipeline runs` has its message\n%s", call.step.what, type(failed).__qualname__, where
         )
-        message = self._redact(failure.message)
-        return replace(failure, message=message, cost=call.context.cost, shown=tuple(call.shown))
+        return replace(
+            failure,
+            message=self._redact(failure.message),
+            frames=self._redact(where)[-_MAX_FRAMES:],
+            cost=call.context.cost,
+            shown=tuple(call.shown),
+        )
 
     def _redact(self, text: str) -> str:
         """Text without the credentials of any connector: a read may have put them there."""
@@ -291,6 +308,12 @@ def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
         return next_slot(slot, producer.every, now)
     assert producer.cron is not None
     return first_slot(producer.cron, now)
+
+
+def _require_opened(values: Sequence[Any], *_: Any) -> None:
+    """Take the place of a handler whose values cannot be opened."""
+    for value in values:
+        opened(value)
 
 
 def _ask(mutate: Callable[..., Any], context: MutateContext, prepared: Prepared) -> Any:

@@ -31,6 +31,7 @@ from pipeline.transitions import runs, stops
 from pipeline.transitions.results import BatchResult
 from pipeline.transitions.runs import Claims
 from pipeline.transitions.stops import StoppedRun
+from pipeline.worker import sealing
 from pipeline.worker.crash_points import CrashPoint, reach
 from pipeline.worker.leases import Leases
 from pipeline.worker.phases import HandlerCall, Phases, lease_of, offered_events
@@ -88,7 +89,7 @@ class Runner:
             planned, failed, rest = self._call_each(
                 claims.claimed, lambda run: self.phases.prepare(run, offered_events(run)), PhaseTask.PREPARE
             )
-            plans = [plan for _, plan in planned]
+            plans = sealing.sealed_plans(self.db, planned)
             reach(CrashPoint.PREPARE_RAN)
             landed = self._write(
                 lambda tx, items: runs.finish_prepare(tx, items, self.policy.limits), plans, failed, rest
@@ -127,7 +128,7 @@ class Runner:
         """Publish what follows, consume the inputs, commit."""
         with self._claim(PhaseTask.NEXT, ids, CrashPoint.NEXT_CLAIMED) as claims:
             answers, failed, rest = self._call_each(claims.claimed, self.phases.next, PhaseTask.NEXT)
-            emitted = [output for _, output in answers]
+            emitted = sealing.sealed_outputs(self.db, answers)
             reach(CrashPoint.NEXT_RAN)
             merge, alone = self._merges(claims.claimed), {run.handler_id for run in claims.claimed}
             self._write(
@@ -147,7 +148,7 @@ class Runner:
             answers, failed, rest = self._call_each(
                 claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), PhaseTask.PRODUCE
             )
-            made = [output for _, output in answers]
+            made = sealing.sealed_outputs(self.db, answers)
             self._write(lambda tx, items: runs.commit_producer(tx, items, self.policy.limits), made, failed, rest)
             reach(CrashPoint.PRODUCED)
         return _phase_result(claims, [])

@@ -21,7 +21,14 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, StepRunner
-from pipeline.domain.errors import IllegalTransitionError, LogicError, StaleWriteError
+from pipeline.domain.codec import opened
+from pipeline.domain.errors import (
+    IllegalTransitionError,
+    LogicError,
+    MissingKeyError,
+    StaleWriteError,
+    TamperedError,
+)
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.idempotency import effect_id
 from pipeline.domain.reconciliation import CallDecision, CallError, CallFacts, NextAction, decide
@@ -36,13 +43,14 @@ from pipeline.transitions import breakers, late_effects, mutations, runs, stops
 from pipeline.transitions.breakers import Admission, OperationName
 from pipeline.transitions.stops import StoppedRun
 from pipeline.worker import calls as worker_calls
+from pipeline.worker import sealing
 from pipeline.worker.calls import PendingCall
 from pipeline.worker.crash_points import CrashPoint, reach
 from pipeline.worker.leases import Leases
 from pipeline.worker.outcomes import call_end, reconcile_end
 from pipeline.worker.phases import lease_of
 from pipeline.worker.settings import WorkerPolicy
-from pipeline.workflows.handler_types import RequestedMutation, request_hash
+from pipeline.workflows.handler_types import RequestedMutation
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -333,19 +341,24 @@ class MutationSender:
         if operation is None:
             return classify(LogicError(f"{name} is gone from the code"))
         try:
-            if request_hash(row.connector, row.operation, operation.to_stored_params(row.params)) == row.request_hash:
+            params = operation.to_stored_params(opened(row.params))
+            asked = RequestedMutation(connector=row.connector, operation=row.operation, params=params)
+            if sealing.hash_of_request(self.db, row.workflow, asked) == row.request_hash:
                 return None
             message = f"{name} would not send what was approved: it has changed"
+        except (MissingKeyError, TamperedError) as error:
+            return classify(error)
         except LogicError as error:
             message = f"{name} no longer takes what was approved: {error}"
         return Failure(kind=FailureKind.VOID, message=message, error_type="VoidApproval")
 
     def _request(self, run: ClaimedRunRow, asked: RequestedMutation, cost: Decimal | None) -> Request:
         operation = self._operation(asked.connector, asked.operation)
-        hashed = request_hash(asked.connector, asked.operation, asked.params)
+        hashed = sealing.hash_of_request(self.db, run.workflow, asked)
+        is_private = sealing.is_private(self.db, run.workflow)
         plan = run.prepare_result or {}
         message_ids = tuple(message_id for _, message_id in run.inputs)
-        return Request(
+        request = Request(
             lease=lease_of(run),
             connector=asked.connector,
             operation=asked.operation,
@@ -360,10 +373,11 @@ class MutationSender:
             key_lifetime=operation.key_lifetime,
             needs_approval=bool(plan.get("approval")),
             cost=cost,
-            headline=operation.headline(asked.params, plan.get("ui"), message_ids),
+            headline=operation.headline(asked.params, None if is_private else plan.get("ui"), message_ids),
             message_ids=message_ids,
             four_eyes_value=operation.four_eyes_value(asked.params),
         )
+        return sealing.sealed_request(self.db, run.workflow, request)
 
     def _pending_call(self, row: SentMutationRow, item: RunLease, begun: float, suspended_before: float) -> PendingCall:
         operation = self._operation(row.connector, row.operation)
@@ -514,7 +528,8 @@ class CohortSender:
 
     def _decide(self, pending: PendingCall, finished: FinishedCall) -> CallDecision:
         read = reconcile_end if pending.is_reconcile else call_end
-        end = read(pending.connector, pending.operation, pending.mutation.params, finished)
+        is_private = sealing.is_private(self.sender.db, pending.mutation.workflow)
+        end = read(pending.connector, pending.operation, pending.mutation.params, finished, is_private=is_private)
         pending.is_overdue |= isinstance(end, CallError) and end.is_overdue
         worker_calls.count_cost(pending)
         facts = CallFacts(

@@ -1,6 +1,6 @@
 """Check what a worker needs before it takes its first run. With a problem it does not start."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from pipeline.domain.errors import PipelineError
 from pipeline.store import migrate
 from pipeline.store.connections import ISOLATION_LEVEL
 from pipeline.store.database import Database, Statement
-from pipeline.store.reads.durability import durability_findings
+from pipeline.store.reads.invariants import durability_findings
 from pipeline.workflows.registry import Registry
 
 
@@ -29,12 +29,22 @@ class UnsafeError(PipelineError):
         super().__init__("\n".join(("this worker does not start:", *(f"- {problem}" for problem in problems))))
 
 
-def require_safe(db: Database, registry: Registry, settings: Settings, *, pool: str = "") -> None:
-    """Raise with everything that is unsafe, or return."""
+def require_pool(pool: str) -> None:
+    """Raise for a pool of greenlets: they share one thread, and a blocking driver would stop every heartbeat.
+
+    It is asked first: under such a pool the other checks fail with errors that explain nothing.
+    """
+    kind = pool.partition(":")[0].rpartition(".")[2]
+    if kind in ("gevent", "eventlet"):
+        raise UnsafeError([f"the pool {kind} cannot keep leases alive; use prefork, threads or solo"])
+
+
+def require_safe(db: Database, registry: Registry, settings: Settings, *, found: Iterable[str] = ()) -> None:
+    """Raise with everything that is unsafe, also what the caller has found, or return."""
     migrate.require_current(db)
     problems = [
+        *found,
         *_missing_workflows(registry),
-        *_greenlet_pool(pool),
         *_timeouts_over_task_limit(registry, settings.mutate_time_limit),
         *_unsafe_postgres(db, settings.allowed_unsafe_settings),
         *_clock_skew(db),
@@ -50,12 +60,6 @@ def _missing_workflows(registry: Registry) -> Iterator[str]:
             "it knows no workflow; expected PIPELINE_WORKFLOWS to name modules that hold some, or an installed package "
             "that offers them"
         )
-
-
-def _greenlet_pool(pool: str) -> Iterator[str]:
-    """Greenlets share one thread: a blocking driver would stop the heartbeat of every run in the process."""
-    if pool.rpartition(".")[2] in ("gevent", "eventlet"):
-        yield f"the pool {pool.rpartition('.')[2]} cannot keep leases alive; use prefork, threads or solo"
 
 
 def _timeouts_over_task_limit(registry: Registry, limit: timedelta) -> Iterator[str]:

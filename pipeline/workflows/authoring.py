@@ -15,6 +15,7 @@ from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel
 
+from pipeline.domain.codec import Codec
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import Retention
@@ -88,11 +89,14 @@ class Workflow:
         on_exhausted: str | None = None,
         retention: Retention | None = None,
         renamed_from: str = "",
+        codec: Codec | None = None,
     ) -> None:
         where = _declaration_site()
         self.name = _check_declaration(lambda: checked_name(name, what="workflow name"), where)
         self.renamed_from = _former_name(name, renamed_from, where)
         problem = declaration_checks.workflow_problem(version, concurrency, retention or Retention())
+        if codec is not None and not all(hasattr(codec, name) for name in ("key_id", "encode", "decode")):
+            problem = f"has codec={codec!r}; expected an object with key_id, encode and decode, such as AesGcm"
         if problem:
             raise DeclarationError(f"workflow {name!r} {problem}", where)
         self.version, self.concurrency = version, concurrency
@@ -101,6 +105,7 @@ class Workflow:
         self.on_logic_error = _choice(OnLogicError, "on_logic_error", on_logic_error, where)
         chosen = default_on_exhausted(self.on_logic_error) if on_exhausted is None else on_exhausted
         self.on_exhausted = _choice(OnExhausted, "on_exhausted", chosen, where)
+        self.codec = codec
         self.where = where
         self.topics: dict[str, Topic] = {}
         self.consumers: dict[str, Consumer] = {}

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Connector, Operation
-from pipeline.domain.costs import checked_cost, total_cost
-from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
+from pipeline.domain.codec import opened
+from pipeline.domain.errors import EventError, LogicError, PhaseViolationError, TamperedError
 from pipeline.domain.payloads import json_copy, json_payload
 from pipeline.domain.states import EventId
-from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, checked_header, header_of
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, checked_cost, checked_header, header_of, total_cost
 from pipeline.telemetry import phase_observer, spans
 from pipeline.workflows.authoring import Topic, parse_payload
 from pipeline.workflows.handler_types import Event, RequestedMutation
@@ -224,7 +224,10 @@ class PrepareContext(Context):
 
 def _parsed_payload(topic: Topic, row: Any) -> Any:
     try:
-        return parse_payload(topic, row.payload)
+        return parse_payload(topic, opened(row.payload))
+    except TamperedError as error:
+        error.event_id = EventId(row.id)
+        raise
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "$"

@@ -3,8 +3,9 @@
 import logging
 
 from pipeline.domain.values import Actor, WorkflowSpec
+from pipeline.store.codecs import missing_keys
 from pipeline.store.database import Database
-from pipeline.transitions import operations, registration, workflows
+from pipeline.transitions import registration, workflows
 from pipeline.transitions.registration import Registration
 from pipeline.workflows.authoring import Workflow
 from pipeline.workflows.registry import Registry, operation_specs, spec_of
@@ -34,8 +35,9 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
             left.add(workflow.name)
         if registered.is_older:
             _log_older_code(workflow, registered)
+        _log_missing_keys(db, workflow)
     with db.transaction() as tx:
-        operations.register_operations(tx, operation_specs(registry), specs)
+        registration.register_operations(tx, operation_specs(registry), specs)
     for name in registry.workflows.keys() - left:
         while _backfill(db, name):
             pass
@@ -43,6 +45,16 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
             workflows.clear_unclaimed(
                 tx, name, {handler for workflow, handler in registry.handlers if workflow == name}
             )
+
+
+def _log_missing_keys(db: Database, workflow: Workflow) -> None:
+    if workflow.codec is None:
+        return
+    with db.transaction() as tx:
+        missing = missing_keys(tx, workflow.name, workflow.codec)
+    if missing:
+        text = "data waits that was encrypted with keys which this worker lacks: %s; runs that need them stop"
+        log.error(f"workflow %r: {text}", workflow.name, ", ".join(missing))
 
 
 def _backfill(db: Database, workflow: str) -> bool:

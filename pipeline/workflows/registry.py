@@ -23,10 +23,12 @@ from typing import Any
 from cronsim import CronSim
 
 from pipeline.connectors.sdk import Connector, Operation
+from pipeline.domain.codec import Codec
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.operations import OperationSpec
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec, options_of
 from pipeline.domain.workflows import HandlerKind
+from pipeline.store.codecs import Codecs
 from pipeline.transitions import payload_schemas
 from pipeline.workflows.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
 from pipeline.workflows.contexts import RESERVED_NAMES
@@ -89,6 +91,11 @@ class Registry:
         """Return an operation by its names in the ledger; None when the code no longer has it."""
         known = self.connectors.get(connector)
         return type(known).operations().get(operation) if known is not None else None
+
+    def codecs(self, default: Codec | None = None) -> Codecs | None:
+        """Return the codecs of these workflows, with one for all others; None if there is none at all."""
+        declared = {name: workflow.codec for name, workflow in self.workflows.items()}
+        return Codecs(declared, default) if default is not None or any(declared.values()) else None
 
     @property
     def handlers(self) -> set[tuple[str, str]]:
@@ -201,6 +208,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         on_exhausted=workflow.on_exhausted,
         retention=workflow.retention,
         renamed_from=workflow.renamed_from,
+        codec=workflow.codec,
     )
 
 

@@ -9,6 +9,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -48,7 +49,7 @@ def theirs(shop: Installation) -> Iterator[Celery]:
 def broker(shop: Installation) -> Iterator[redis.Redis]:
     """The broker, with nothing kept by a test before, and all that it had sent refused and counted."""
     with redis.Redis.from_url(shop.broker_url) as client:
-        wait_for(lambda: client.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
+        wait_for(lambda: client.hlen("pipeline.unacked") == 0, within=60, why="nothing is left in anybody's hands")
         client.delete("pipeline.dead_letters")
         yield client
 
@@ -95,7 +96,7 @@ def test_unreadable_and_unknown_messages_are_kept_unchanged_and_never_shown(
     assert set(before) == {"unpublishable", "unreadable", "invalid", "unknown task", "no task"}, "all begin at zero"
     expected = send_unusable_messages(theirs)
     wait_for(lambda: broker.llen("pipeline.dead_letters") == sum(expected.values()), within=60, every=0.1)
-    wait_for(lambda: broker.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
+    wait_for(lambda: broker.hlen("pipeline.unacked") == 0, within=60, why="nothing is left in anybody's hands")
     found = dead_letters(broker)
     kinds = [entry["headers"]["dead-letter-kind"] for entry in found]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
@@ -128,7 +129,7 @@ def test_a_deeply_nested_body_or_a_compressed_bomb_is_kept_and_ends_no_worker(
         bomb = compress(b'["' + b"0" * (message_limits.MAX_BODY + 1) + b'"]')
         put(theirs, bomb, id="bomb", task="pipeline.publish", compression=f"application/{method}")
     wait_for(lambda: broker.llen("pipeline.dead_letters") == 5, within=60, every=0.1, why="all five are kept")
-    wait_for(lambda: broker.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
+    wait_for(lambda: broker.hlen("pipeline.unacked") == 0, within=60, why="nothing is left in anybody's hands")
     reasons = sorted(entry["headers"]["dead-letter-reason"] for entry in dead_letters(broker))
     assert [("nested" in reason, "cannot be read" in reason) for reason in reasons] == [(False, True)] * 4 + [
         (True, False)
@@ -139,6 +140,105 @@ def test_a_deeply_nested_body_or_a_compressed_bomb_is_kept_and_ends_no_worker(
     shop.published.append("after the bombs")
     shop.all_done_once()
     assert shop.nodes[0].process.poll() is None, "the worker lives on"
+
+
+def entry(body: Any = ((), GIVEN, {}), *, headers: Any = None, **properties: Any) -> dict[str, Any]:
+    """An entry of a queue as Celery writes it, with some parts replaced."""
+    where = {"exchange": "pipeline.schedule", "routing_key": "pipeline.schedule"}
+    given = {"delivery_tag": str(uuid4()), "delivery_info": where, "body_encoding": "base64", "priority": 0}
+    return {
+        "body": base64.b64encode(json.dumps(body).encode()).decode(),
+        **{name.replace("_", "-"): value for name, value in JSON.items()},
+        "headers": {"id": "raw", "task": "pipeline.publish", **(headers or {})},
+        "properties": given | properties,
+    }
+
+
+def nested(levels: int) -> Any:
+    return json.loads("[" * levels + "]" * levels)
+
+
+#: What kombu cannot read as a message: each of these ended the worker, and the next one if it was delivered again.
+NO_MESSAGES: list[Any] = [
+    "garbage", "", "[" * 100_000, "5", "null", "[]", "{}",
+    entry() | {"properties": None},
+    entry() | {"headers": [1]},
+    entry() | {"body": None},
+    entry() | {"body": 5},
+    entry() | {"content-encoding": {}},
+    entry(delivery_tag={}),
+    entry(delivery_info=None),
+    entry(delivery_info={}),
+    entry(body_encoding="rot13"),
+    entry(reply_to=nested(480)),
+    entry(headers={"stamps": nested(480)}),
+    nested(900),
+    [entry(), "", ""],
+    {"properties": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}},
+]  # fmt: skip
+#: Messages whose task would fail before our code, or be sent again and again, or be dropped by Celery.
+NO_TASKS: list[Any] = [
+    entry([{"a": 1}, GIVEN, {}]),
+    entry([[], [], {}]),
+    entry([[], GIVEN | {"self": 1}, {}]),
+    entry([[], GIVEN, "follows"]),
+    entry([[], GIVEN, {"chain": [{"task": "pipeline.publish"}]}]),
+    entry([[], GIVEN, {"callbacks": 5}]),
+    entry(headers={"eta": "0001-01-01T00:00:00+14:00"}),
+]
+
+
+def test_raw_data_in_a_queue_is_kept_and_ends_no_worker(shop: Installation, broker: redis.Redis) -> None:
+    raw = [each if isinstance(each, str) else json.dumps(each) for each in (*NO_MESSAGES, *NO_TASKS)]
+    broker.lpush("pipeline.schedule", *raw)
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == len(raw), within=60, every=0.1, why="all are kept")
+    kinds = [each["headers"]["dead-letter-kind"] for each in dead_letters(broker)]
+    assert (kinds.count("no task"), kinds.count("invalid")) == (len(NO_MESSAGES), len(NO_TASKS))
+    kept = {base64.b64decode(each["body"]).decode() for each in dead_letters(broker)}
+    assert {"garbage", "[" * 100_000, "null"} < kept, "unchanged"
+    broker.lpush("pipeline.dead_letters", "garbage", json.dumps(entry(delivery_info=None)))
+    with dead_letter_scenario.shell(shop) as refused:
+        assert len(refused.listed()) == len(raw) + 2, "the command reads what the worker reads"
+        assert refused("drop", "--all", "--yes")[0] == 0
+    assert broker.hlen("unacked") == 0
+    assert shop.nodes[0].process.poll() is None
+
+
+def test_raw_data_among_unacknowledged_messages_is_kept_and_ends_no_worker(
+    shop: Installation, broker: redis.Redis
+) -> None:
+    raw = ["garbage", "5", "[]", json.dumps([[], "", ""]), json.dumps([entry(), [], ""]), "[" * 100_000]
+    tags: dict[Any, Any] = {
+        f"tag {number}": each for number, each in enumerate([*(each.encode() for each in raw), b"\xff\xfe"])
+    }
+    broker.hset("pipeline.unacked", mapping=tags)
+    broker.zadd("pipeline.unacked_index", dict.fromkeys(tags, 1))
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == len(tags), within=60, every=0.1, why="all are kept")
+    assert {each["headers"]["dead-letter-kind"] for each in dead_letters(broker)} == {"no task"}
+    assert set(raw) < {base64.b64decode(each["body"]).decode() for each in dead_letters(broker)}, "unchanged"
+    assert (broker.hlen("pipeline.unacked"), broker.zcard("pipeline.unacked_index")) == (0, 0)
+    assert shop.nodes[0].process.poll() is None, "the worker lives on"
+
+
+def test_headers_of_the_sender_neither_lose_an_event_nor_end_a_process(shop: Installation, broker: redis.Redis) -> None:
+    children = shop.nodes[0].children()
+    strange: list[dict[str, Any]] = [
+        {"timelimit": ["a", "b"]},
+        {"timelimit": [0.001, 0.001]},
+        {"retries": 10**400},
+        {"traceparent": {"a": 1}, "tracestate": [5], "baggage": 7},
+        {"argsrepr": {}, "kwargsrepr": 5, "origin": [1], "shadow": "\x1b[31m\u202e"},
+    ]
+    for number, headers in enumerate(strange):
+        event = {**EVENT, "message_id": f"strange {number}"}
+        body = [[], {"workflow": "shop", "events": [event]}, {}]
+        broker.lpush("pipeline.schedule", json.dumps(entry(body, headers=headers)))
+        shop.published.append(f"strange {number}")
+    body = [[], {"workflow": "missing", "events": [EVENT]}, {}]
+    broker.lpush("pipeline.schedule", json.dumps(entry(body, headers={"traceparent": {}})))
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == 1, within=60, every=0.1, why="the refused one is kept")
+    shop.all_done_once()
+    assert set(children) <= set(shop.nodes[0].children()), "no process of the pool was ended"
 
 
 def test_an_operator_lists_sends_back_and_drops_unreadable_messages(

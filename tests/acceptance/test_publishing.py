@@ -177,7 +177,7 @@ def test_a_full_broker_keeps_the_messages_it_has(shop: Installation, theirs: Cel
 
 def test_dead_letters_are_listed_sent_back_and_dropped(shop: Installation, broker: redis.Redis) -> None:
     dead_letter_scenario.play(shop)
-    wait_for(lambda: broker.hlen("unacked") == 0, why="nothing is left in anybody's hands")
+    wait_for(lambda: broker.hlen("pipeline.unacked") == 0, why="nothing is left in anybody's hands")
 
 
 def test_an_unreachable_broker_is_reported_in_a_sentence(shop: Installation) -> None:

@@ -3,13 +3,19 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import pools
 from kombu.connection import Connection
 
+from pipeline.domain.values import NewEvent
 from pipeline.embedded import servers
+from pipeline.transitions import events
 from tests.support import databases, dead_letter_scenario, rabbitmq
 from tests.support.effect_recorder import GATES
 from tests.support.installation import PROJECT, Installation, installed
@@ -61,12 +67,41 @@ def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbi
     assert {kinds[name] for name in QUEUES} == {"quorum"}
 
 
+def test_in_an_app_of_its_own_queues_our_queues_are_of_their_kind_and_kills_repeat_nothing(
+    empty: Installation, broker: Rabbit, tmp_path: Path
+) -> None:
+    """The existing tasks of the example, on a broker without quorum queues."""
+    empty.begin_anew()
+    empty.app = "examples.celery_shop"
+    environ = {"SHOP_CHARGES": str(tmp_path), "SHOP_RESULTS": "cache+memory://", "PIPELINE_QUEUE_PREFIX": "hosted"}
+    try:
+        worker = empty.worker("--concurrency=2", PIPELINE_WORKFLOWS="", **environ)
+        payloads: list[dict[str, Any]] = [{"order": str(number), "cents": 990} for number in range(40)]
+        new = [NewEvent(topic="charge_card", message_id=each["order"], payload=each) for each in payloads]
+        with empty.db.transaction() as tx:
+            events.publish(tx, "shop", new)
+        empty.published += [each.message_id for each in new]
+        wait_for(lambda: list(tmp_path.glob("*.charge")), within=60, why="a card is charged")
+        assert worker.kill_children()
+        wait_for(empty.is_consumed, within=90, every=0.1, why="every card is charged")
+        charged = Counter(file.read_text() for file in tmp_path.glob("*.charge"))
+        assert charged == {f"{each['order']} 990": 1 for each in payloads}
+        kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
+        ours = {"hosted.prepare", "hosted.mutate", "hosted.next", "hosted.schedule", "hosted.publish", "celery"}
+        assert {kinds[name] for name in ours} == {"classic"}
+    finally:
+        empty.begin_anew()
+        empty.app = "pipeline"
+
+
 @pytest.mark.parametrize("is_first", [False, True], ids=["after the worker", "before the worker"])
 def test_a_plain_app_publishes_by_the_documented_snippet(shop: Installation, is_first: bool) -> None:
     if is_first:
         shop.end_nodes()
         with Celery(broker=shop.broker_url) as ours, ours.connection_for_write() as connection:
             connection.default_channel.queue_delete("pipeline.publish")
+        # kombu remembers for this broker which queues this process has declared
+        pools.reset()  # type: ignore[no-untyped-call]
     with Celery("theirs", broker=shop.broker_url) as theirs:
         event = {"topic": "orders", "message_id": f"plain {is_first}", "payload": {}}
         theirs.send_task(

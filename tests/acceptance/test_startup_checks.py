@@ -1,6 +1,5 @@
 """A worker that could lose or repeat work does not start: a sentence on stderr, and exit code 78."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,47 +10,22 @@ import pytest
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.embedded import servers
-from tests.support import databases
+from tests.support import databases, forked_python
 from tests.support.installation import PROJECT, Installation
 
-#: A worker begins in a fork of a process that has only imported what it needs: that is most of what a start costs.
-_FORKS = """
-import json, os, sys
-from celery.__main__ import main
-import celery.bin.worker, celery.apps.worker
-import pipeline.tasks.phases, pipeline.tasks.publish, pipeline.tasks.signals
-for line in sys.stdin:
-    environ, log = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        said = os.open(log, os.O_WRONLY | os.O_CREAT)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        os.environ.clear()
-        os.environ.update(environ)
-        sys.path[:0] = filter(None, [environ.get("PYTHONPATH")])
-        sys.argv = ["celery", "-A", "pipeline", "worker", "--pool=solo"]
-        main()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
 Refusal = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
-def refusal(installation: Installation) -> Iterator[Refusal]:
-    """The exit code and the last lines of a worker that refuses to start."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _FORKS], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as forks:
+def refusal(installation: Installation) -> Refusal:
+    """Start a worker that refuses to start; return its exit code and what it printed."""
 
-        def ended(log: Path, **environ: str) -> tuple[int, str]:
-            assert forks.stdin is not None
-            assert forks.stdout is not None
-            forks.stdin.write(json.dumps([{**installation.environ, **environ}, str(log)]) + "\n")
-            forks.stdin.flush()
-            return int(forks.stdout.readline()), log.read_text()
+    def ended(log: Path, **environ: str) -> tuple[int, str]:
+        command = ["-A", "pipeline", "worker", "--pool=solo"]
+        worker = forked_python.start("celery", command, environ={**installation.environ, **environ}, output=log)
+        return worker.wait(120), log.read_text()
 
-        yield ended
+    return ended
 
 
 @pytest.fixture
@@ -74,8 +48,8 @@ def test_a_database_that_is_not_migrated_is_refused(installation: Installation, 
     assert (code, "db upgrade" in said) == (EXIT_UNSAFE, True), said
 
 
-def test_settings_that_contradict_each_other_are_refused(installation: Installation) -> None:
-    code, said = really_started(installation, PIPELINE_HEARTBEAT="1m")
+def test_settings_that_contradict_each_other_are_refused(refusal: Refusal, tmp_path: Path) -> None:
+    code, said = refusal(tmp_path / "log", PIPELINE_HEARTBEAT="1m")
     assert (code, "Traceback" in said) == (EXIT_UNSAFE, False), said
     assert "PIPELINE_HEARTBEAT: expected at most a third of PIPELINE_LEASE" in said
 

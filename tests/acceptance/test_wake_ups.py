@@ -1,10 +1,15 @@
 """Wake-up messages are enough: every sweep is an hour away, and no run waits for one."""
 
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 from celery import Celery, chain
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
+from pipeline.api import Person, Role, create
+from pipeline.config import Settings
 from tests.support.installation import RARE, Installation
 from tests.support.wait import wait_for
 
@@ -54,3 +59,29 @@ def test_a_chain_ends_with_the_last_run_that_had_something_to_do(shop: Installat
     shop.all_done_once()
     mutates = [line for line in log.read_text()[said:].splitlines() if "Task pipeline.mutate" in line]
     assert len([line for line in mutates if "received" in line]) == 1
+
+
+def test_an_api_inside_another_app_wakes_workers_through_the_celery_app_of_its_host(shop: Installation) -> None:
+    settings = Settings(database_url=shop.database_url)
+    ada = Person(name="ada", role=Role.ADMIN, is_ambient=False)
+    host = FastAPI()
+    with Celery("host", broker=shop.broker_url) as celery:
+        host.mount("/ops", create(settings, database=shop.db, identify=lambda _: ada, celery_app=celery))
+        with TestClient(host) as client:
+            message_id = f"order {len(shop.published)}"
+            shop.published.append(message_id)
+            order = {"message_id": message_id, "payload": {"needs_approval": True}}
+            events = f"/ops/v1/workflows/{shop.workflow}/topics/orders/events"
+            assert client.post(events, json=order).status_code == 201
+            asked = wait_for(lambda: approvals(client), within=60, why="the wake-up message started a run")
+            found = client.get(f"/ops/v1/mutations/{asked[0]['mutation_id']}")
+            body = {"request_hash": found.json()["mutation"]["request_hash"]}
+            path = f"/ops/v1/mutations/{asked[0]['mutation_id']}/approve"
+            approved = client.post(path, json=body, headers={"If-Match": found.headers["ETag"]})
+            assert approved.status_code == 200, approved.text
+            shop.all_done_once()
+
+
+def approvals(client: TestClient) -> list[Any]:
+    """What waits for an approval."""
+    return [each for each in client.get("/ops/v1/attention").json()["items"] if each["kind"] == "approval"]

@@ -7,11 +7,11 @@ import pytest
 
 from pipeline.admin.bulk import BulkActs, BulkPreview, ImportOptions, MutationSelection
 from pipeline.admin.given_results import GivenResult
-from pipeline.admin.notes import PRESENCE_SECONDS, Presence, add_note, notes
+from pipeline.admin.mutations import PRESENCE_SECONDS, Presence, add_note, notes
 from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine, QuarantineFilter
 from pipeline.admin.resolutions import MutationFilter, ResolutionKind, Resolutions
-from pipeline.domain.bulk import BulkAct
+from pipeline.domain.acts import BulkAct
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database

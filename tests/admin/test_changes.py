@@ -1,10 +1,13 @@
 """Pages learn cheaply what changed since they last asked."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from pipeline.admin import attention
 from pipeline.admin.changes import Changes, Mark, changes_since
+from pipeline.admin.resolutions import Resolutions
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import MutationId, Phase
 from pipeline.domain.workflows import OnUncertain
@@ -27,6 +30,12 @@ def an_unknown_outcome(db: Database, name: str) -> Any:
     return stopped(db, a_run(db, Phase.MUTATING, reconcilable=False), FailureKind.TRANSIENT)
 
 
+def assert_counts_are_those_of_the_items(db: Database) -> None:
+    """What waits is counted without being read; both must agree, also about handlers that no worker knows."""
+    listed = attention.items(Resolutions(db), recent=None)
+    assert attention.counts(db) == Counter((each.kind, each.workflow) for each in listed)
+
+
 def seen(changes: Changes) -> list[tuple[str, str, str]]:
     return [(each.kind, each.id, each.what) for each in changes.items]
 
@@ -36,6 +45,7 @@ def test_a_question_opens_and_closes(db: Database, mark: Mark) -> None:
     opened = changes_since(db, mark)
     assert seen(opened) == [("mutation", str(run.mutation_id), "opened")]
     assert (opened.waiting, opened.items[0].workflow) == (1, "billing")
+    assert_counts_are_those_of_the_items(db)
     assert opened.oldest_at is not None
     with db.transaction() as tx:
         resolution.skip(tx, MutationId(run.mutation_id), SOMEBODY)
@@ -61,6 +71,7 @@ def test_everything_that_waits_for_an_operator_is_watched(db: Database, mark: Ma
         ("workflow", "billing", "changed"),
     ]
     assert found.waiting == 4
+    assert_counts_are_those_of_the_items(db)
     with db.transaction() as tx:
         workflows.pause(tx, "billing", SOMEBODY)
     assert seen(changes_since(db, found.mark)) == [("workflow", "billing", "changed")]
@@ -73,6 +84,7 @@ def test_a_block_is_watched(db: Database) -> None:
     run = stopped(db, a_run(db, Phase.PREPARED), FailureKind.AUTH)
     found = changes_since(db, mark)
     assert (seen(found), found.waiting) == ([("block", str(run.id), "opened")], 1)
+    assert_counts_are_those_of_the_items(db)
 
 
 def test_while_nothing_changes_a_call_is_one_statement(db: Database, mark: Mark) -> None:

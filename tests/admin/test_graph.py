@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline import Workflow
-from pipeline.admin.graph import topic_graph
+from pipeline.admin.workflows import topic_graph
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline.admin.history import all_histories, workflow_history
+from pipeline.admin.throughput import all_histories, workflow_history
 from pipeline.background import pruner
-from pipeline.background.sampler import sample
+from pipeline.background.sweeps import sample
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import MutationId, Phase

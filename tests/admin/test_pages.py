@@ -12,17 +12,16 @@ import pytest
 from pipeline.admin import pages
 from pipeline.admin.audit import AuditFilter
 from pipeline.admin.events import EventFilter
-from pipeline.admin.ledger import LedgerFilter
+from pipeline.admin.mutations import LedgerFilter
 from pipeline.admin.pages import Page
 from pipeline.admin.quarantine import QuarantineFilter
-from pipeline.admin.runs import RunFilter
-from pipeline.admin.sessions import SessionFilter, detail
+from pipeline.admin.runs import RunFilter, SessionFilter, session_detail
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import DeliveryStatus, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import OnUncertain, SessionResult
 from pipeline.store.database import Database
-from pipeline.transitions import events, sessions, workflows
+from pipeline.transitions import events, workflows
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, applied, committed, some_events, stopped
 
 Read = Callable[..., Page[Any]]
@@ -185,7 +184,7 @@ def test_sessions_are_filtered_and_paged(site: Database) -> None:
     some_events(site, "b", workflow="letters")
     open_run = a_run(site, workflow="letters")
     with site.transaction() as tx:
-        sessions.finish(tx, [done.session_id])
+        workflows.finish_sessions(tx, [done.session_id])
 
     def found(**only: Any) -> list[UUID]:
         return ids(walked(pages.session_page, site, SessionFilter(**only), limit=1))
@@ -194,11 +193,11 @@ def test_sessions_are_filtered_and_paged(site: Database) -> None:
     assert found(is_open=True) == [open_run.session_id]
     assert found(result=SessionResult.COMPLETED) == [done.session_id]
     assert found(workflow="letters") == [open_run.session_id]
-    assert detail(site, str(done.session_id)).run_count == 1
+    assert session_detail(site, str(done.session_id)).run_count == 1
     with pytest.raises(NotFoundError):
-        detail(site, str(uuid4()))
+        session_detail(site, str(uuid4()))
     with pytest.raises(InvalidInputError, match="not the id of a session"):
-        detail(site, "7")
+        session_detail(site, "7")
 
 
 def test_acts_are_filtered_and_paged(site: Database) -> None:

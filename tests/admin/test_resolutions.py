@@ -1,7 +1,9 @@
 """Resolutions by an operator: one by one, many at once, and from a provider's export."""
 
 import csv
+import gzip
 import json
+import os
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -338,6 +340,70 @@ def test_an_export_in_another_encoding_is_refused_with_the_reason(tmp_path: Path
     file.write_bytes("reference\nM\xfcller\n".encode("latin-1"))
     with pytest.raises(InvalidInputError, match="is not in UTF-8"):
         provider_export.preview([], provider_export.read_rows(file), "reference")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("export.csv", "reference\n".encode("utf-16"), "not in UTF-8"),
+        ("export.csv", gzip.compress(b"reference\nch_1\n", mtime=0), "not in UTF-8"),
+        ("export.csv", b",".join(b"c%d" % n for n in range(100_000)) + b"\n", "has 100000 columns"),
+        ("export.csv", b"reference\n" + b"x" * (2**20 + 1), "Line 2 of export.csv is longer"),
+        ("export.csv", b'reference\n"' + b"x\n" * 100_000, "field larger than field limit"),
+        ("export.csv", b"reference,reference\na,b\n", "has the column 'reference' twice"),
+        ("export.csv", "a\u202eb,\x1b[31m\n1,2\n".encode(), r"its columns are: \x1b[31m, a\u202eb"),
+        ("export.jsonl", b'{"reference": "' + b"x" * 2**20 + b'"}', "Line 1 of export.jsonl is longer"),
+        ("export.jsonl", b"[" * 100_000, "nested too deeply"),
+        ("export.jsonl", b'{"reference": ' + b"9" * 5000 + b"}", "is no JSON"),
+    ],
+)
+def test_a_hostile_export_is_refused_with_the_reason(tmp_path: Path, name: str, content: bytes, text: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(InvalidInputError) as caught:
+        provider_export.preview([], provider_export.read_rows(file), "reference")
+    assert text in str(caught.value)
+
+
+def test_an_export_that_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("pipe.csv", "zero.csv", "folder.csv"):
+        with pytest.raises(InvalidInputError, match="no regular file"):
+            list(provider_export.read_rows(tmp_path / name))
+    with pytest.raises(InvalidInputError, match="cannot be opened"):
+        list(provider_export.read_rows(tmp_path / "missing.csv"))
+
+
+def test_an_export_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "export.csv"
+    file.write_text("reference\n" + "ch_1\n" * 10_000)
+    rows = provider_export.read_rows(file)
+    next(rows)
+    with file.open("a") as more:
+        more.write("ch_2\n")
+    with pytest.raises(InvalidInputError, match="was changed while it was read"):
+        list(rows)
+
+
+def test_text_of_an_export_is_data_and_never_a_formula_or_a_file(db: Database, tmp_path: Path) -> None:
+    unresolved = UnresolvedShop(db, 1)
+    (found,) = unresolved.resolutions.unresolved_mutations()
+    file = tmp_path / "export.csv"
+    file.write_text(f"\ufeffreference,note\n{found.idempotency_key},=cmd|' /C calc'!A0\n\0,@/etc/passwd\n")
+    seen = provider_export.preview(
+        unresolved.resolutions.match_candidates("idempotency_key"),
+        provider_export.read_rows(file),
+        "reference",
+        results=RowResults(is_none=True),
+    )
+    assert seen.unmatched_rows == 1
+    assert unresolved.resolutions.resolve_many(seen.resolutions, ADA).refused == {}
+    with db.transaction() as tx:
+        (kept,) = tx.all(Statement[Any]("SELECT evidence FROM pipeline.audit"))
+    assert kept.evidence["row"]["note"] == "=cmd|' /C calc'!A0"
+    _resolved_by_hand(unresolved)
 
 
 def test_a_complete_export_without_rows_is_refused() -> None:

@@ -9,15 +9,20 @@ import pytest
 from pipeline.admin.bulk import BulkActs, MutationSelection
 from pipeline.admin.given_results import GivenResult
 from pipeline.admin.quarantine import Quarantine
-from pipeline.admin.resolutions import PROPOSED_TEXT, MutationSummary, ResolutionKind, Resolutions, resolutions_for
-from pipeline.admin.second_approvals import open_proposal
-from pipeline.domain.bulk import BulkAct
+from pipeline.admin.resolutions import (
+    PROPOSED_TEXT,
+    MutationSummary,
+    ResolutionKind,
+    Resolutions,
+    open_proposal,
+    resolutions_for,
+)
+from pipeline.domain.acts import BulkAct, ProposedAct
 from pipeline.domain.errors import NotFoundError, QuietPeriodError, StateChangedError
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import MutationId, Phase
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
-from pipeline.transitions import second_approvals
+from pipeline.transitions import resolution
 from tests.cli import scenarios
 from tests.factories import a_run, a_workflow, some_events
 from tests.support.table_reads import one, rows
@@ -119,6 +124,6 @@ def test_many_answers_propose_those_of_a_high_value(db: Database, resolutions: R
 def test_a_proposal_names_a_mutation_in_the_state_that_was_shown(db: Database, resolutions: Resolutions) -> None:
     asked = question(db)
     with pytest.raises(StateChangedError, match="propose happened"), db.transaction() as tx:
-        second_approvals.propose(tx, MutationId(asked.id), ProposedAct.HAPPENED, {}, ADA, state="pending.0.0")
+        resolution.propose(tx, MutationId(asked.id), ProposedAct.HAPPENED, {}, ADA, state="pending.0.0")
     with pytest.raises(NotFoundError), db.transaction() as tx:
-        second_approvals.propose(tx, MutationId(uuid4()), ProposedAct.HAPPENED, {}, ADA, state="pending.0.0")
+        resolution.propose(tx, MutationId(uuid4()), ProposedAct.HAPPENED, {}, ADA, state="pending.0.0")

@@ -6,10 +6,10 @@ from pipeline.admin import attention, system
 from pipeline.admin.resolutions import Resolutions
 from pipeline.background.sweeps import PERIODS
 from pipeline.config import Settings
-from pipeline.domain.installation import WorkerInfo
+from pipeline.domain.workflows import WorkerInfo
 from pipeline.store.database import Database
 from pipeline.testing import Inline
-from pipeline.transitions import installation, workflows
+from pipeline.transitions import housekeeping, workflows
 from tests.factories import SOMEBODY, a_workflow
 from tests.support.scripted_consumers import Shop
 
@@ -33,7 +33,7 @@ def a_worker(name: str = "celery@here:7") -> WorkerInfo:
 def record(db: Database, *names: str) -> None:
     with db.transaction() as tx:
         for name in names:
-            installation.record_worker(tx, a_worker(name))
+            housekeeping.record_worker(tx, a_worker(name))
 
 
 def test_a_worker_is_listed_until_it_stops_and_gone_after_three_missed_heartbeats(db: Database) -> None:
@@ -46,7 +46,7 @@ def test_a_worker_is_listed_until_it_stops_and_gone_after_three_missed_heartbeat
     assert one.seen_at - one.started_at >= timedelta(seconds=50)
     assert (one.workflows, one.queues) == ({"billing": 2}, ("pipeline.schedule", "pipeline.mutate"))
     with db.transaction() as tx:
-        installation.remove_worker(tx, "one")
+        housekeeping.remove_worker(tx, "one")
     assert [worker.name for worker in system.list_workers(db)] == ["two"]
     db.advance_clock(timedelta(days=1))
     record(db, "three")

@@ -12,9 +12,9 @@ import uvicorn
 
 from pipeline.admin.changes import Changes, Mark, changes_since
 from pipeline.api import create
+from pipeline.api.app import StreamingServer
 from pipeline.api.context import Services
 from pipeline.api.live import Broadcaster, LiveOptions
-from pipeline.api.server import StreamingServer
 from pipeline.config import Settings
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database

@@ -8,7 +8,7 @@ import pytest
 from joserfc.jwk import ECKey
 from starlette.testclient import TestClient
 
-from pipeline.admin.database import clock
+from pipeline.admin.system import clock
 from pipeline.store.database import Database
 from tests.api.conftest import ClientOf
 from tests.api.test_tokens import acts, slug

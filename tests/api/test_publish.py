@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
-from pipeline.admin import api_requests
+from pipeline.admin import access
 from pipeline.api import Person, Role
 from pipeline.store.database import Database
 from tests.api.conftest import ClientOf
@@ -105,7 +105,7 @@ def test_the_same_key_at_the_same_time_is_refused(client: TestClient, db: Databa
     assert (busy.status_code, busy.json()["type"]) == (409, "urn:pipeline:problem:request-in-progress")
     assert busy.headers["retry-after"] == "1"
     answers: list[Any] = []
-    both = [Thread(target=lambda: answers.append(api_requests.begin(db, "ada", "k2", "h"))) for _ in range(2)]
+    both = [Thread(target=lambda: answers.append(access.begin_request(db, "ada", "k2", "h"))) for _ in range(2)]
     for thread in both:
         thread.start()
     for thread in both:

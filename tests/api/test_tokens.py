@@ -1,5 +1,6 @@
 """Callers with API tokens: who they are, what they may do, and every refusal."""
 
+from base64 import b64decode
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Statement
 from tests.api.conftest import ClientOf
 from tests.factories import a_workflow
+from tests.support.table_reads import one
 
 _ACTS = Statement[Any]("SELECT actor, act FROM pipeline.audit ORDER BY id")
 
@@ -77,6 +79,18 @@ def test_an_admin_creates_lists_and_revokes_a_token_under_its_own_name(client_of
     assert client.delete(f"/v1/tokens/{made.json()['token']['id']}", headers=headers).status_code == 204
     assert client.get("/v1/me", headers=bot).status_code == 401
     assert acts(db)[1:] == [("ci", "token.create"), ("ci", "token.revoke")]
+
+
+def test_a_repeat_creates_no_second_token_and_does_not_get_the_secret(client: TestClient, db: Database) -> None:
+    first, again = (
+        client.post("/v1/tokens", headers={"Idempotency-Key": "one"}, json={"name": "bot"}) for _ in range(2)
+    )
+    assert (again.status_code, again.headers["idempotency-replayed"]) == (201, "true")
+    assert again.json() == {"secret": None, "token": first.json()["token"]}
+    assert first.json()["secret"].startswith("pl_")
+    assert len(Access(db).tokens()) == 1
+    kept = one(db, "SELECT * FROM pipeline.api_requests")
+    assert first.json()["secret"] not in b64decode(kept.answer["body"]).decode()
 
 
 @pytest.mark.parametrize(

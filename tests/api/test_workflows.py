@@ -1,18 +1,27 @@
 """Workflows, events, runs and records over HTTP: what is shown, switches, scope."""
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from pipeline.api import Person, Role
+from pipeline import LogicError, PrepareResult
+from pipeline.admin.plan import Planner
+from pipeline.api import Person, Role, create
+from pipeline.api.context import Services
+from pipeline.config import Settings
 from pipeline.store.database import Database
-from tests.api.conftest import ClientOf
+from pipeline.transitions import housekeeping
+from tests.admin.test_system import a_worker
+from tests.api.conftest import ADA, ORIGIN, ClientOf
 from tests.cli import scenarios
 from tests.factories import IN, a_workflow, event_status
+from tests.support.scripted_consumers import Shop, take_one
 from tests.support.table_reads import one, rows
 
-JSON = {"content-type": "application/json"}
+JSON, HTML = {"content-type": "application/json"}, {"Accept": "text/html"}
 
 
 @pytest.fixture
@@ -37,6 +46,76 @@ def test_a_workflow_is_shown_with_its_handlers_topics_graph_and_history(client: 
     assert (unplanned.status_code, unplanned.json()["type"]) == (409, "urn:pipeline:problem:not-here")
 
 
+def test_what_a_workflow_would_do_next_and_what_a_run_decided_are_shown(db: Database, database_url: str) -> None:
+    def prepare(ctx: Any, _: Any) -> PrepareResult:
+        taken = take_one(ctx, shop.orders)
+        return replace(taken, ui={"title": "An order", "api_token": "PLANTED"}, wake_at=ctx.now + timedelta(hours=1))
+
+    def mutate(ctx: Any, prepared: Any) -> Any:
+        if prepared.data["n"] == 1:
+            raise LogicError("the order 1 has no address")
+        return ctx.mail.send(n=prepared.data["n"])
+
+    shop = Shop(prepare=prepare, mutate=mutate, concurrency=4, on_logic_error="quarantine")
+    run = shop.started(db, 2)
+    settings, planner = Settings(database_url=database_url), Planner(db, run.registry, step_limit=timedelta(seconds=30))
+    services = Services.connect(settings, db, plan=lambda name, limit: planner.plan(name, limit=limit))
+    with TestClient(create(services=services, identify=lambda _: ADA), base_url=ORIGIN) as client:
+        planned = client.get("/v1/workflows/shop/plan").json()["runs"]
+        assert [(each["message_ids"], each["operation"], each["problem"]) for each in planned] == [
+            (["m1"], "send", ""),
+            (["m2"], "", "the order 1 has no address"),
+        ]
+        page = client.get("/w/shop/plan", headers=HTML)
+        assert (page.status_code, planned[0]["headline"] in page.text) == (200, True)
+        run.run()
+        done, *_ = (row.id for row in rows(db, "SELECT id FROM pipeline.runs WHERE status = 'committed'"))
+        failed, *_ = (row.id for row in rows(db, "SELECT id FROM pipeline.runs WHERE error_type = 'LogicError'"))
+        plan = client.get(f"/v1/runs/{done}").json()["plan"]
+        assert (plan["reserved"], plan["data"], plan["needs_approval"]) == ({"orders": 1}, None, False)
+        assert (plan["ui"]["title"], plan["wake_at"] is None) == ("An order", False)
+        assert client.get(f"/v1/runs/{done}", params={"fields": "payload"}).json()["plan"]["data"] == {"n": 0}
+        traceback = client.get(f"/v1/runs/{failed}").json()["traceback"]
+        assert "raise LogicError(" in traceback
+        assert "in mutate" in traceback
+        page = client.get(f"/r/{failed}", headers=HTML)
+        assert [text in page.text for text in ("Where it was raised", "in mutate", "PLANTED")] == [True, True, False]
+
+
+def test_an_empty_inbox_says_since_when_and_whether_workers_beat_and_doctor_are_well(
+    client: TestClient, db: Database, order: Any
+) -> None:
+    assert "No worker runs" in client.get("/", headers=HTML).text
+    with db.transaction() as tx:
+        housekeeping.record_worker(tx, a_worker("w1"))
+    client.post("/v1/workflows/billing/pause", json={"reason": "an act"})
+    client.post("/v1/workflows/billing/resume", json={"reason": "another"})
+    page = client.get("/", headers=HTML).text
+    said = (
+        "Nothing waits for you",
+        "since",
+        "1 worker runs",
+        "Beat runs every sweep",
+        "The doctor has not checked yet",
+    )
+    assert [text for text in said if text not in page] == []
+
+
+def test_the_releases_that_workers_run_are_shown(client: TestClient, db: Database, order: Any) -> None:
+    for name, version, code in (("w1", 2, "9f1c"), ("w2", 2, "9f1c"), ("w3", 1, "")):
+        with db.transaction() as tx:
+            described = replace(a_worker(name), workflows={"billing": version}, code_version=code)
+            housekeeping.record_worker(tx, described)
+    new, old = client.get("/v1/workflows/billing").json()["releases"]
+    assert (new["version"], new["code_version"], new["workers"]) == (2, "9f1c", ["w1", "w2"])
+    assert (old["version"], old["workers"]) == (1, ["w3"])
+    assert client.get("/v1/system").json()["releases"] == [new, old]
+    for path in ("/w/billing", "/system"):
+        page = client.get(path, headers=HTML).text
+        assert "9f1c" in page, path
+        assert "2: w1, w2" in page, path
+
+
 def test_an_operator_switches_a_workflow_and_the_audit_names_the_caller(client: TestClient, db: Database) -> None:
     a_workflow(db)
     for path in ("pause", "resume", "maintenance", "maintenance/exit"):
@@ -45,7 +124,8 @@ def test_an_operator_switches_a_workflow_and_the_audit_names_the_caller(client: 
     assert client.post("/v1/workflows/billing/maintenance", json={}).status_code == 422
     assert client.post("/v1/workflows/billing/handlers/poll/run", json={}).status_code == 200
     assert client.post("/v1/workflows/billing/handlers/send/run", json={}).status_code == 404
-    assert {row.actor for row in rows(db, "SELECT actor FROM pipeline.audit")} == {"ada"}
+    acts = rows(db, "SELECT actor, claimed FROM pipeline.audit")
+    assert {(act.actor, act.claimed) for act in acts} == {("ada", False)}, "the API has authenticated the caller"
 
 
 def test_a_caller_sees_only_the_workflows_in_scope(client_of: ClientOf, db: Database, order: Any) -> None:

@@ -1,4 +1,4 @@
-"""The versions that pyproject.toml declares are the ones that ``make test-lowest`` runs."""
+"""What pyproject.toml declares: versions that ``make test-lowest`` runs, and the name that all texts say."""
 
 import re
 import tomllib
@@ -7,6 +7,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from pipeline.config import DISTRIBUTION
 from tests.support.source_code import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -33,3 +34,16 @@ def test_packages_whose_classes_are_extended_are_capped_at_the_next_major_versio
         if any(each.operator == "<" for each in requirement.specifier)
     }
     assert capped == {"celery", "kombu", "sqlalchemy", "typer"}
+
+
+def test_messages_and_documents_install_our_distribution_with_extras_that_it_has() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "pipeline").rglob("*.py")]
+    texts = [file.read_text() for file in files]
+    named = {found for text in texts for found in re.findall(r"pip install ['\"]([\w-]+)\[([\w,]+)\]", text)}
+    assert named
+    for name, extras in named:
+        assert name == DISTRIBUTION
+        assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]}
+    wheels = {found for text in texts for found in re.findall(r"([\w-]+)-[\d.]+-py3-none-any\.whl", text)}
+    assert wheels == {DISTRIBUTION.replace("-", "_")}

@@ -111,9 +111,9 @@ def test_every_decision_record_has_status_context_decision_and_consequences() ->
         assert len(text.splitlines()) <= 60, f"{path.name} is longer than a page"
 
 
-def test_decision_records_are_numbered_without_gaps() -> None:
-    numbers = [int(path.name[:4]) for path in sorted((ROOT / docs.ADRS).glob("[0-9]*.md"))]
-    assert numbers == list(range(1, len(numbers) + 1))
+def test_every_decision_record_has_a_number_of_its_own() -> None:
+    numbers = [path.name[:4] for path in (ROOT / docs.ADRS).glob("[0-9]*.md")]
+    assert len(numbers) == len(set(numbers))
 
 
 def _exists(path: str, test: str) -> bool:

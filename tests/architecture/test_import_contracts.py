@@ -44,7 +44,7 @@ BAD: list[tuple[str, str, str]] = [
     (CELERY, "background/sweeps.py", "import kombu.utils"),
     (CELERY, "embedded/servers.py", "import celery"),
     (API, "api/access.py", "from pipeline.store.reads import work"),
-    (API, "api/v1/me.py", "from pipeline.transitions import runs"),
+    (API, "api/v1/tokens.py", "from pipeline.transitions import runs"),
     (API, "api/app.py", "from pipeline.workflows import registry"),
     (CONSOLE, "admin/runs.py", "import fastapi"),
     (CONSOLE, "cli/top.py", "import uvicorn"),

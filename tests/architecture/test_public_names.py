@@ -18,17 +18,18 @@ from tools import api
 #: Every public name. A change of this list is a change of what we promise.
 PUBLIC = {
     "pipeline": """
-        Applied AuthError Backoff BreakerPolicy BrokerClient Call Connector DatabaseClient DeclarationError ErrorMeaning
-        ErrorReading Event EventError EventInput FailurePolicy Grade HandlerError InvalidInputError LogicError
-        MutateContext MutationResult MutationRetryPolicy NextContext NotFound NotFoundError PayloadError
-        PhaseViolationError PipelineError PrepareContext PrepareResult Prepared ProducerContext Receipt ReconcilePolicy
-        RefusedError Retention Retry Topic TransientError UnavailableError Verdict WakePolicy Workflow mutation publish
-        read
+        AesGcm Applied AuthError Backoff BreakerPolicy BrokerClient Call Codec Connector DatabaseClient DeclarationError
+        ErrorMeaning ErrorReading Event EventError EventInput FailurePolicy Grade HandlerError InvalidInputError
+        LogicError MissingKeyError MutateContext MutationResult MutationRetryPolicy NextContext NotFound NotFoundError
+        PayloadError PhaseViolationError PipelineError PrepareContext PrepareResult Prepared ProducerContext Receipt
+        ReconcilePolicy RefusedError Retention Retry TamperedError Topic TransientError UnavailableError Verdict
+        WakePolicy Workflow mutation publish read
     """,
     "pipeline.client": """
         BrokerClient DatabaseClient EventInput HttpClient Limits Receipt RefusedError UnavailableError database_url_of
         publish
     """,
+    "pipeline.celery": "install",
     "pipeline.connectors": """
         Applied Call Connector ErrorMeaning ErrorReading Grade NotFound Retry Verdict mutation read
     """,
@@ -36,6 +37,7 @@ PUBLIC = {
     "pipeline.connectors.sql": "Sql UnknownCommitError create_effects_table effects_table query transaction",
     "pipeline.connectors.email": "Email EmailWithSent Imap Smtp Tls",
     "pipeline.connectors.gmail": "Gmail",
+    "pipeline.connectors.celery": "Tasks",
     "pipeline.testing": """
         CASES Case CaseResult ConformanceReport CrashPoint Does Fault FaultyProxy Inline ProxiedRequest RecordedEffect
         Scripted Subject WorkerCrash WorkerPolicy assert_consumed assert_deliveries assert_runs check_case conformance
@@ -47,11 +49,12 @@ PUBLIC = {
         QueueConsumer QueueError QueueMessage RecoveryRunner RedisStreamsQueue StreamSource connect_redis
     """,
     "pipeline.consumer_engine": """
-        AbandonedCallsException AcknowledgingSource AsyncConsumerMixin AsyncSource Attempt BatchPolicy BoundedRunner
-        ConcurrencyPolicy ConsumerLoopPolicy ConsumerLoopTimeoutException ConsumerMixin ConsumerPolicy ConsumerSteps
-        EmptyQueuePolicy ExceptionPolicy ExceptionType FetchException FetchPolicy FetchTimeoutException ItemOutcome
-        ItemStatus LoopReport PolicyCheckingSource PolicyError ProcessPolicy RetryPolicy Source SuccessPolicy
-        Transaction TransactionException current_attempt error_message load_policy stopped_by_signals
+        AbandonedCallsException AcknowledgingSource AsyncConsumerMixin AsyncSource Attempt
+        BatchAcknowledgingSource BatchPolicy BoundedRunner ConcurrencyPolicy ConsumerLoopPolicy
+        ConsumerLoopTimeoutException ConsumerMixin ConsumerPolicy ConsumerSteps EmptyQueuePolicy
+        ExceptionPolicy ExceptionType FetchException FetchPolicy FetchTimeoutException ItemOutcome ItemStatus
+        LoopReport PolicyCheckingSource PolicyError ProcessPolicy RetryPolicy Source SuccessPolicy Transaction
+        TransactionException consume current_attempt error_message load_policy stopped_by_signals
     """,
 }
 NAMES = {package: names.split() for package, names in PUBLIC.items()}

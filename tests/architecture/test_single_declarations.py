@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pipeline
 from pipeline.client import EventInput
 from pipeline.domain.values import HEADER_FIELDS, ConsumerOptions, EventHeader, HandlerSpec, NewEvent
-from pipeline.store import schema
+from pipeline.store import functions, schema
 from pipeline.store.writes import events as event_writes
 from pipeline.store.writes import handlers as handler_writes
 from pipeline.workflows import declaration_checks
@@ -57,7 +57,7 @@ def test_every_column_of_an_event_is_a_field_or_filled_in_by_the_system() -> Non
 
 
 def test_the_insert_takes_every_field_of_an_event() -> None:
-    for statement in (event_writes.PUBLISH.text, event_writes.COMMIT.text, event_writes.COMMIT_PRODUCER.text):
+    for statement in (functions.INSERT_NEW, event_writes.COMMIT.text, event_writes.COMMIT_PRODUCER.text):
         inserted = statement.partition("INSERT INTO pipeline.events (")[2].partition(")")[0]
         assert set(inserted.split(", ")) | {"created_at"} == set(schema.events.c.keys())
 

@@ -11,7 +11,7 @@ from pipeline.background.sweeps import DUTIES, PERIODS
 from pipeline.store.connections import PooledConnection
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, work
-from pipeline.store.writes import installation as installation_store
+from pipeline.store.writes import housekeeping as installation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.testing import Inline
 from tests.support.scripted_consumers import Shop

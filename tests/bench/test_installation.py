@@ -14,7 +14,7 @@ from pipeline.domain.states import Phase
 from pipeline.domain.values import NewEvent
 from pipeline.embedded.servers import Servers
 from pipeline.store.database import Database, identity
-from pipeline.tasks.broker_owner import OWNER_KEY
+from pipeline.tasks.broker_owner import owner_key
 from tests.factories import OUT, a_run, a_workflow, applied, committed, some_events
 from tests.support.databases import invariant_findings
 
@@ -62,12 +62,12 @@ def test_a_broker_of_this_database_without_messages_is_accepted(
 ) -> None:
     refuse_broker(site)
     with db.transaction() as tx:
-        client.set(OWNER_KEY, identity(tx))
+        client.set(owner_key(), identity(tx))
     refuse_broker(site)
 
 
 def test_a_broker_of_another_database_is_refused(site: Installation, client: redis.Redis) -> None:
-    client.set(OWNER_KEY, "7/staging")
+    client.set(owner_key(), "7/staging")
     with pytest.raises(NotEmptyError, match="belongs to another database, 7/staging"):
         refuse_broker(site)
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli.main import main
 from pipeline.embedded import servers
 from pipeline.store.database import Database
-from pipeline.transitions.operations import register_operations
+from pipeline.transitions.registration import register_operations
 from pipeline.workflows.registry import Registry, operation_specs
 from tests.support.unanswered_mail_workflow import mail
 

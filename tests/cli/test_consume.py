@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -347,6 +348,21 @@ def test_a_signal_finishes_the_fetched_items_and_exits_with_0(here: Path, number
     os.close(terminal)
     assert process.wait(timeout=60) == 0
     assert "4 succeeded, 0 failed, 0 timed out, 0 left. Ended: stopped." in shown
+
+
+def test_a_stalled_item_lets_the_liveness_file_get_old_until_it_ends(here: Path) -> None:
+    (here / "held").touch()
+    alive, errors = here / "alive", here / "errors"
+    environ = {"PATH": "/bin", "PIPELINE_LIVENESS_FILE": str(alive), "CONSUME_LOOP__STREAMING": "true"}
+    command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:Slow", "--stalled-after=1"]
+    with errors.open("w") as log, subprocess.Popen(command, cwd=here, env=environ, stderr=log) as process:
+        wait_for(lambda: "is not touched until that has ended" in errors.read_text(), within=90)
+        assert re.search(r"stalled: transaction n-\d is in progress for \d+ s", errors.read_text())
+        touched = alive.stat().st_mtime_ns
+        (here / "held").unlink()
+        wait_for(lambda: alive.stat().st_mtime_ns > touched, within=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("name", ["Hanging", "Stubborn", "Threads"])

@@ -7,6 +7,7 @@ import pytest
 import typer.main
 
 from pipeline.cli.main import COMMANDS, build_app, main
+from pipeline.config import DISTRIBUTION
 
 
 def test_the_table_repeats_the_first_paragraph_of_each_help() -> None:
@@ -74,5 +75,5 @@ def test_version_names_the_versions_that_a_report_needs(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == (
-        f"pipeline {version('pipeline')}, Celery {version('celery')}, Python {platform.python_version()}\n"
+        f"pipeline {version(DISTRIBUTION)}, Celery {version('celery')}, Python {platform.python_version()}\n"
     )

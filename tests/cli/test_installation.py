@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.embedded import locks
 from pipeline.store.database import Database
-from pipeline.transitions import installation, workflows
+from pipeline.transitions import housekeeping, workflows
 from tests.admin.test_system import a_worker
 from tests.cli import scenarios
 from tests.cli.conftest import Pipeline
@@ -36,9 +36,11 @@ def test_the_audit_lists_acts_page_by_page_and_by_what_they_were_about(db: Datab
     cursor = newest.out.partition("--after ")[2].partition("`")[0]
     older = pipeline("audit", "--limit", "1", "--since", yesterday, "--after", cursor)
     assert f"mutation {mutation.id}" in older.out
+    assert "ada (claimed)" in older.out, "no login says who typed the command"
     assert pipeline("audit", "--until", yesterday).out == "No such act.\n"
     page = pipeline("audit", "--mutation", str(mutation.id)[:13], "--actor", "ada", "--json").json
-    assert [(each["act"], each["reason"]) for each in page["items"]] == [("mutation.skip", "the customer left")]
+    (act,) = page["items"]
+    assert (act["act"], act["reason"], act["claimed"]) == ("mutation.skip", "the customer left", True)
     assert page["next"] is None
 
 
@@ -50,7 +52,7 @@ def test_a_wrong_instant_or_cursor_of_the_audit_is_named(pipeline: Pipeline) -> 
 def test_workers_are_listed_with_their_code_and_whether_they_run(db: Database, pipeline: Pipeline) -> None:
     assert pipeline("workers").out == "No worker has run within the last day.\n"
     with db.transaction() as tx:
-        installation.record_worker(tx, a_worker("one"))
+        housekeeping.record_worker(tx, a_worker("one"))
     (shown,) = pipeline("workers", "--json").json
     assert (shown["name"], shown["is_gone"]) == ("one", False)
     line = pipeline("workers").out.splitlines()[2]

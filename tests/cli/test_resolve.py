@@ -1,6 +1,7 @@
 """Resolve mutations on the command line: list, preview, resolve with a reason."""
 
 import json
+import shlex
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,17 @@ def test_a_mutation_is_resolved_with_a_reason_and_refused_without(run: Inline, p
 def test_many_mutations_are_shown_first_and_resolved_with_yes(run: Inline, pipeline: Pipeline) -> None:
     nothing = pipeline("resolve", "skip", "-m", "old")
     assert "No mutation was selected" in nothing.err
-    preview = pipeline("resolve", "skip", "--operation", "mail.send", "-m", "old")
+    preview = pipeline("resolve", "skip", "--operation", "mail.send", "-m", "too old")
     assert "Nothing was changed" in preview.out
     assert len(listed(pipeline)) == 3
-    done = pipeline("resolve", "skip", "--workflow", "counter", "-m", "old", "--yes")
-    assert "3 resolved, 0 refused" in done.out, done.err
+    command = preview.out.splitlines()[-1].partition("Exactly these are resolved by: pipeline ")[2]
+    other = pipeline("resolve", "happened", *shlex.split(command)[2:])
+    assert (other.code, "expected one of happened" in other.err) == (2, True)
+    pipeline("resolve", "happened", listed(pipeline)[0]["id"], "-m", "seen", "--no-result")  # after the preview
+    done = pipeline(*shlex.split(command))
+    assert (done.code, "2 resolved, 1 refused" in done.out) == (1, True), done.err
+    nothing = pipeline("resolve", "skip", "--workflow", "counter", "-m", "old", "--yes")
+    assert (nothing.code, "No mutation that waits matches" in nothing.err) == (2, True)
     run.run_until_idle()
 
 

@@ -201,7 +201,7 @@ def test_a_broker_that_is_away_costs_the_database_client_a_tick_and_nothing_else
     assert client.publish("shop", [ORDER]).new == ("order:1",)
     client.close()
     assert count(db) == 1
-    assert "the next tick finds the events" in caplog.text
+    assert "the next tick finds the work of 'shop'" in caplog.text
 
 
 def test_an_unreachable_database_is_an_error_with_advice() -> None:

@@ -16,7 +16,15 @@ from pydantic import BaseModel, Field
 from sqlalchemy import create_engine
 
 from pipeline import DeclarationError, Workflow
-from pipeline.client.publishing import BrokerClient, DatabaseClient, Receipt, RefusedError, UnavailableError, publish
+from pipeline.client.publishing import (
+    BrokerClient,
+    DatabaseClient,
+    Receipt,
+    RefusedError,
+    UnavailableError,
+    WakeUpSender,
+    publish,
+)
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
 from pipeline.domain.values import Limits
 from pipeline.embedded import servers
@@ -274,22 +282,13 @@ def test_a_client_that_was_used_before_a_fork_works_in_the_child_over_a_connecti
     assert count(db) == 2
 
 
-def test_a_broker_that_does_not_answer_costs_no_more_than_the_timeout(
-    db: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_does_not_answer_costs_no_more_than_the_timeout(db: Database, database_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         app = Celery("theirs", broker=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
         with pytest.raises(UnavailableError, match="The broker did not take the events"):
             BrokerClient(app, timeout=SHORT).publish("shop", [note("x")])
         client = DatabaseClient(database_url, app)
-        ring = client._notify
-
-        def hurried(workflow: str) -> None:
-            """The database may take its time; only who waits for the broker has little."""
-            monkeypatch.setattr(client._bounded, "_timeout", SHORT)
-            ring(workflow)
-
-        monkeypatch.setattr(client, "_notify", hurried)
+        client._wake_ups = WakeUpSender(app, timeout=SHORT)  # the database may take its time
         assert client.publish("shop", [note("x")]).new == ("x",)
         client.close()
     assert count(db) == 1

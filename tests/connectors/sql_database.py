@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -168,6 +168,48 @@ def cutting(url: str, *, hears: bool) -> Iterator[str]:
         through = parts.set(host="127.0.0.1", port=listening.getsockname()[1]).update_query_dict({"sslmode": "disable"})
         yield through.render_as_string(hide_password=False)
         served.result(60)
+
+
+def relay(source: socket.socket, sink: socket.socket, is_slow: threading.Event, is_over: threading.Event) -> None:
+    """Pass on what comes; byte by byte while it is to be slow."""
+    with suppress(OSError):
+        while data := source.recv(65536):
+            while is_slow.is_set() and data and not is_over.is_set():
+                sink.sendall(data[:1])
+                data = data[1:]
+                is_over.wait(0.1)
+            sink.sendall(data)
+    for each in (source, sink):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def dripping(url: str) -> Iterator[tuple[str, threading.Event]]:
+    """A way to the server on which answers come byte by byte once the event is set."""
+    parts, is_slow, is_over = make_url(url), threading.Event(), threading.Event()
+
+    def connect(client: socket.socket, server: socket.socket, threads: ThreadPoolExecutor) -> None:
+        with client, server:
+            asked = threads.submit(relay, client, server, threading.Event(), is_over)
+            relay(server, client, is_slow, is_over)
+            asked.result()
+
+    def serve(threads: ThreadPoolExecutor) -> None:
+        with suppress(OSError):
+            while True:
+                client = listening.accept()[0]
+                server = socket.create_connection((parts.host or "", parts.port or 5432))
+                threads.submit(connect, client, server, threads)
+
+    with ThreadPoolExecutor(20) as threads, socket.create_server(("127.0.0.1", 0)) as listening:
+        threads.submit(serve, threads)
+        through = parts.set(host="127.0.0.1", port=listening.getsockname()[1]).update_query_dict({"sslmode": "disable"})
+        try:
+            yield through.render_as_string(hide_password=False), is_slow
+        finally:
+            is_over.set()
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 def outcome(bank: Sql, operation: str, to: Call | None = None, **params: Any) -> tuple[ErrorMeaning, str]:

@@ -1,9 +1,10 @@
 """Mail over SMTP against real servers: what was sent is known, what may have been sent is called unknown."""
 
 import re
+import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from email import message_from_bytes
 from email.header import decode_header, make_header
@@ -421,3 +422,34 @@ def test_the_example_of_the_reference_works(project: Path, smtp: SmtpServer, ima
     connector = names["email"]
     assert send(connector)["filed"] is True
     assert isinstance(reconcile(connector), Applied)
+
+
+def chatty(line: bytes) -> Callable[[socket.socket], None]:
+    """A server that sends one line again and again."""
+
+    def talk(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(line * 1000)
+
+    return talk
+
+
+def test_a_mail_server_that_never_ends_its_answer_fills_no_memory() -> None:
+    with servers.raw_server(chatty(b"220-" + b"x" * 500 + b"\r\n")) as port:
+        error = servers.failure(servers.mailer(port), within=60.0)
+    assert "sent more than" in str(error)
+    assert Email.operations()["send"].reading(error).meaning is ErrorMeaning.NOT_NOW
+
+
+@pytest.mark.parametrize("size", [4_000_000_000, 10**23], ids=["large", "larger than memory"])
+def test_a_folder_that_announces_a_huge_literal_leaves_the_mail_sent(smtp: SmtpServer, size: int) -> None:
+    def announce(connection: socket.socket) -> None:
+        connection.sendall(b"* OK hello\r\n* X {%d}\r\n" % size)
+        connection.recv(1)
+
+    with servers.raw_server(announce) as port:
+        email = servers.with_sent(smtp.port, port)
+        assert servers.send(email)["filed"] is False
+        verdict = servers.reconcile(email)
+    assert isinstance(verdict, Retry)
+    assert "announced" in verdict.reason

@@ -300,4 +300,4 @@ def test_a_refusal_with_retry_after_has_its_pause(api: StandIn) -> None:
 def test_without_httpx_the_module_says_what_to_install() -> None:
     code = "import sys; sys.modules['httpx'] = None; import pipeline.connectors.gmail"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert "install it with: pip install 'pipeline[http]'" in answer.stderr
+    assert "which is not installed: pip install 'celery-durable-effects[http]'" in answer.stderr

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import threading
+import tracemalloc
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -364,6 +366,31 @@ def test_a_compressed_response_is_read_although_not_requested(shop: Shop, outsid
         do(shop, "charge", call("k2"))
 
 
+def test_a_response_that_is_packed_again_and_again_is_not_unpacked(shop: Shop, outside: World) -> None:
+    packer = zlib.compressobj(wbits=31)
+    bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(256)) + packer.flush()
+    outside.will(server.says(200, bomb, Content_Encoding="gzip"))
+    assert len(do(shop, "charge")["body"]) == shop.max_body
+    for number, encoding in enumerate(["gzip, gzip", "br", "zstd", "compress"]):
+        tracemalloc.start()
+        outside.will(server.says(200, gzip.compress(bomb), Content_Encoding=encoding))
+        assert do(shop, "charge", call(f"packed {number}"))["status"] == 200
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "charset", ["idna", "undefined", "punycode", "zlib_codec", "utf-7", "unicode_escape", "a\x01b"]
+)
+def test_the_charset_of_a_response_changes_its_text_and_never_the_outcome(
+    shop: Shop, outside: World, charset: str
+) -> None:
+    outside.will(server.says(200, b"\xff+2AA-\\udc00", Content_Type=f"text/plain; charset={charset}"))
+    result = do(shop, "charge")
+    assert result["status"] == 200
+    result["body"].encode()  # no half of a surrogate pair
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -453,7 +480,7 @@ def test_without_httpx_the_import_says_what_to_install(project: Path) -> None:
     code = "import sys; sys.modules['httpx'] = None; import pipeline.connectors.http"
     ended = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    assert "pip install 'pipeline[http]'" in ended.stderr.splitlines()[-1]
+    assert "pip install 'celery-durable-effects[http]'" in ended.stderr.splitlines()[-1]
 
 
 def test_the_example_of_the_page_works(project: Path, outside: World, monkeypatch: pytest.MonkeyPatch) -> None:

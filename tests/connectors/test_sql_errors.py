@@ -18,7 +18,7 @@ from pipeline.connectors.sql import Sql, create_effects_table, query, transactio
 from pipeline.domain.errors import InvalidInputError, LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors.http_server import ask, call, do, unused_port
-from tests.connectors.sql_database import Bank, Step, booking, count, cutting, inside, outcome, terminate
+from tests.connectors.sql_database import Bank, Step, booking, count, cutting, dripping, inside, outcome, terminate
 
 PAGE = "docs/reference/connectors-sql.md"
 FORBIDDEN = "CREATE ROLE nobody_special; SET LOCAL ROLE nobody_special; SELECT * FROM bookings"
@@ -119,6 +119,28 @@ def test_a_connection_cut_at_commit_leaves_a_doubt_that_a_reconcile_resolves(
     verdict = ask(bank, "book", call("k"), account="a", cents=5)
     assert verdict == Applied({"key": "k", "cents": 5}) if hears else isinstance(verdict, NotFound)
     assert count(judge) == int(hears)
+
+
+def test_a_server_that_answers_byte_by_byte_is_cut_off_at_the_deadline(url: str, judge: Engine) -> None:
+    """In the work, and when the pool asks whether a connection lives. Nothing was committed either time."""
+    with dripping(url) as (through, is_slow):
+        held = Bank(through)
+
+        def step(connection: Connection, call: Call) -> Any:
+            booking(connection)
+            is_slow.set()
+            return connection.execute(text("SELECT repeat('x', 1000000)")).scalar()
+
+        held.step = step
+        meaning, message = outcome(held, "run", call("k", 0.5))
+        assert (meaning, "Nothing was done" in message) == (ErrorMeaning.NOT_NOW, True)
+        is_slow.clear()
+        do(held, "book", call("well"), account="a", cents=5)
+        is_slow.set()
+        assert outcome(held, "book", call("ping", 0.5), account="a", cents=5)[0] is ErrorMeaning.NOT_NOW
+        held.engine.dispose()
+    assert count(judge) == 1
+    assert isinstance(ask(Bank(url), "run", call("k")), NotFound)
 
 
 def test_at_a_closed_port_nothing_was_done(url: str) -> None:

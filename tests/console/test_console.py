@@ -1,14 +1,22 @@
 """The console in a real browser, with a real worker behind it."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from celery import Celery
 from playwright.sync_api import Page, expect
 
+from pipeline.client import BrokerClient
+from pipeline.domain.values import Actor
+from pipeline.transitions import late_effects
 from tests.console.conftest import AXE, OpenPage
 from tests.support.console_shop import ConsoleShop
+from tests.support.console_workflow import CARD
+from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -140,8 +148,10 @@ def test_a_high_value_needs_the_same_answer_of_two_people(open_page: OpenPage, s
 def test_selected_ones_are_previewed_and_then_resolved(open_page: OpenPage, shop: ConsoleShop) -> None:
     paths = [shop.question(order) for order in ("bulk-1", "bulk-2")]
     page = open_page("/ledger?status=indeterminate")
-    for path in paths:
+    for path, query in zip(paths, ("status=indeterminate", "error=TimeoutError"), strict=True):
+        page.goto(f"{shop.url}/ledger?{query}")  # what was selected on one page stays selected on the next
         page.locator(f"input[data-select][value='{path.removeprefix('/m/')}']").check()
+    page.goto(f"{shop.url}/ledger?status=pending")
     expect(page.locator("[data-bulk-count]")).to_have_text("2 selected")
     page.locator("#bulk-act").select_option("skip")
     page.get_by_role("button", name="Preview").click()
@@ -175,6 +185,160 @@ def test_an_export_resolves_what_it_matches_after_a_preview(
     page.get_by_role("button", name="Do it for 1").click()
     expect(page.locator("h1")).to_contain_text("1 of 1 done")
     assert shop.wait_for_status("export-1", "applied").result["id"] == "ch_e"
+
+
+def test_an_open_breaker_holds_a_charge_until_it_is_closed_from_the_inbox(
+    open_page: OpenPage, shop: ConsoleShop
+) -> None:
+    page = open_page("/connectors")
+    row = page.locator("tr", has_text="pay.charge")
+    row.get_by_label("Why").fill("the provider is down")
+    row.get_by_role("button", name="Open").click()
+    message(page).to_contain_text("The breaker is open.")
+    expect(row).to_contain_text("the provider is down")
+    shop.tell("breaker-1", "answers")
+    shop.order("breaker-1")
+    prepared = """SELECT FROM pipeline.runs r JOIN pipeline.events e ON e.id = ANY(r.event_ids)
+      WHERE e.message_id = 'breaker-1' AND r.status <> 'committed'"""
+    wait_for(lambda: shop.installation.ask(prepared), within=60, why="a run took the order")
+    page.goto(f"{shop.url}/?kind=breaker")
+    page.locator(".headline", has_text="pay.charge starts no new mutation").click()
+    expect(page).to_have_url(re.compile("/i/"))  # it opens beside the list
+    page.locator("#pane").get_by_label("Why").fill("it answers again")
+    assert shop.sent("breaker-1") == 0
+    page.get_by_role("button", name="Close the breaker").click()
+    message(page).to_contain_text("The breaker is closed.")
+    shop.wait_for_status("breaker-1", "applied")
+    assert shop.acts("breaker.open pay.charge", "breaker.close pay.charge") == [
+        ("ada", "the provider is down"),
+        ("ada", "it answers again"),
+    ]
+
+
+def test_a_workflow_is_paused_resumed_and_taken_out_of_maintenance_where_it_waits(
+    open_page: OpenPage, shop: ConsoleShop
+) -> None:
+    page = open_page("/w/newsletter")
+    for key, title, said in (
+        ("pause", "Pause", "The workflow is paused."),
+        ("resume", "Resume", "The workflow continues."),
+        ("enter-maintenance", "Enter maintenance", "The workflow is in maintenance."),
+    ):
+        page.locator(f"#reason-{key}").fill(f"to {key}")
+        page.get_by_role("button", name=title, exact=True).click()
+        message(page).to_contain_text(said)
+        if key == "pause":
+            expect(page.locator("main")).to_contain_text("Paused by ada: to pause")
+    page.goto(f"{shop.url}/?kind=maintenance")
+    page.locator(".headline", has_text="newsletter is in maintenance").click()
+    expect(page).to_have_url(re.compile("/i/"))  # it opens beside the list
+    page.locator("#pane").get_by_label("Why").fill("to end it")
+    page.get_by_role("button", name="End maintenance").click()
+    message(page).to_contain_text("The workflow left maintenance.")
+    (row,) = shop.installation.ask("SELECT desired, maintenance FROM pipeline.workflows WHERE name = 'newsletter'")
+    assert (row.desired, row.maintenance) == ("active", False)
+    assert {name for name, _ in shop.acts("workflow.pause", "workflow.resume")} == {"ada"}
+
+
+def test_a_dead_letter_is_sent_back_and_another_dropped_and_the_plan_shows_what_would_be_sent(
+    open_page: OpenPage, shop: ConsoleShop
+) -> None:
+    with Celery("theirs", broker=shop.installation.broker_url) as theirs:
+        for name in ("letter-1", "letter-2"):
+            event = {"topic": "orders.unknown", "message_id": name, "payload": {"card": CARD}}
+            BrokerClient(theirs).publish("shop", [event])
+    page = open_page("/", base=shop.process_url, extra_http_headers={"X-User": "carol"})
+    expect(page.locator(".headline", has_text="2 messages refused")).to_be_visible(timeout=60_000)
+    page.locator(".headline", has_text="2 messages refused").click()
+    page.get_by_role("link", name="The messages").click()
+    assert CARD not in page.content()
+    back, dropped = (page.locator("tr[data-row]", has_text=name) for name in ("letter-1", "letter-2"))
+    back.get_by_label("Why").fill("the topic is there now")
+    back.get_by_role("button", name="Send back").click()
+    message(page).to_contain_text("Sent back.")
+    dropped.get_by_label("Why").fill("a test of theirs")
+    dropped.get_by_role("button", name="Drop").click()
+    message(page).to_contain_text("Dropped.")
+    expect(dropped).to_have_count(0)
+    assert shop.acts("dead_letter.send_back", "dead_letter.drop") == [
+        ("carol", "the topic is there now"),
+        ("carol", "a test of theirs"),
+    ]
+    shop.publish("orders.returned", "plan-1", amount="12.00")  # its approval waits, so it is not sent yet
+    shop.wait_for_status("plan-1", "pending")
+    page.goto(f"{shop.process_url}/w/shop")
+    page.get_by_role("link", name="Plan").click()
+    expect(page.locator("tr", has_text="plan-1")).to_contain_text("Refund 12.00 EUR for order plan-1")
+
+
+def test_a_token_is_shown_once_and_refused_after_it_is_revoked(open_page: OpenPage, shop: ConsoleShop) -> None:
+    page = open_page("/account")
+    page.locator("#name").fill("robot")
+    page.get_by_role("button", name="Create").click()
+    secret = page.locator(".callout code").text_content() or ""
+
+    def me() -> httpx.Response:
+        return httpx.get(f"{shop.url}/v1/me", headers={"Authorization": f"Bearer {secret}"}, timeout=30)
+
+    assert (me().status_code, me().json()["name"], me().json()["role"]) == (200, "robot", "viewer")
+    page.goto(f"{shop.url}/account")
+    assert secret not in page.content()
+    page.get_by_role("button", name="Revoke robot").click()
+    message(page).to_contain_text("Revoked.")
+    expect(page.locator("tr", has_text="robot")).to_contain_text("revoked by ada")
+    assert me().status_code == 401
+
+
+def test_a_view_is_saved_used_and_deleted(open_page: OpenPage, shop: ConsoleShop) -> None:
+    shop.question("view-1")
+    page = open_page("/?q=view-1")
+    page.locator("#view-name").fill("Only view-1")
+    page.get_by_role("button", name="Save view").click()
+    page.goto(shop.url)
+    page.get_by_role("link", name="Only view-1").click()
+    expect(page.locator("#items .headline")).to_have_count(1)
+    other = open_page("/", person="bob")
+    expect(other.get_by_role("link", name="Only view-1")).to_have_count(0)
+    page.goto(f"{shop.url}/account")
+    page.get_by_role("button", name="Delete the view Only view-1").click()
+    expect(page.get_by_role("link", name="Only view-1")).to_have_count(0)
+
+
+def test_a_late_effect_comes_first_and_is_acknowledged(open_page: OpenPage, shop: ConsoleShop) -> None:
+    page = open_page(shop.question("late-1"))
+    give_answer(page, "skip")
+    message(page).to_contain_text("Recorded: skipped.")
+    with shop.installation.db.transaction() as tx:  # as the sweep that monitors does, minutes later
+        late_effects.record_late_effect(tx, shop.mutation("late-1").id, {"id": "ch_late"}, Actor(name="reconcile"))
+    page.goto(shop.url)
+    expect(page.locator("#items .headline").first).to_contain_text("order late-1")
+    page.locator("#items .headline").first.click()
+    expect(page).to_have_url(re.compile("/m/"))  # it opens beside the list
+    expect(page.locator("#question-title")).to_contain_text("is it there twice?")
+    page.locator("#reason").fill("there is one charge")
+    page.get_by_role("button", name="Acknowledge").click()
+    message(page).to_contain_text("Acknowledged.")
+    assert shop.mutation("late-1").acknowledged_by == "ada"
+
+
+def test_without_its_stream_a_page_asks_by_itself_and_a_paused_one_does_not(
+    open_page: OpenPage, shop: ConsoleShop
+) -> None:
+    shop.question("cut-before")
+    page = open_page("/audit")
+    page.route("**/v1/attention/stream", lambda route: route.abort())
+    page.goto(f"{shop.url}/?q=order+cut-")
+    expect(page.locator(".live-text")).to_have_text("polling", timeout=30_000)
+    shop.question("cut-1")
+    expect(page.locator("#new-bar button")).to_have_text("1 new, show", timeout=30_000)
+    page.keyboard.press("n")
+    page.keyboard.press("p")
+    expect(page.locator(".live-text")).to_have_text("paused")
+    shop.question("cut-2")
+    page.unroute("**/v1/attention/stream")
+    page.keyboard.press("p")
+    expect(page.locator("#new-bar button")).to_have_text("1 new, show", timeout=30_000)
+    expect(page.locator(".live-text")).to_have_text("live", timeout=30_000)
 
 
 def test_a_stale_page_is_refused_and_keeps_what_was_typed(open_page: OpenPage, shop: ConsoleShop) -> None:

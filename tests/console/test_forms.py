@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.api import formats
+from pipeline.api import rendering
 from pipeline.api.console import svg
-from pipeline.api.console.ledger import ledger_filter, parsed_words
+from pipeline.api.console.mutations import ledger_filter, parsed_words
 from pipeline.api.console.page import own_path
 from pipeline.api.console.result_form import result_question, typed_result
-from pipeline.domain.declared_results import DeclaredResult
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.operations import DeclaredResult
 from pipeline.domain.states import MutationStatus
 
 SCHEMA = {
@@ -86,7 +86,7 @@ def test_a_form_leads_only_to_pages_of_the_console(given: str) -> None:
 
 
 def test_control_and_bidi_characters_are_shown_by_their_codes() -> None:
-    assert formats.cleaned("pay\u202egnp.exe\x1b[2J\x00 déjà vu") == r"pay\u202egnp.exe\x1b[2J\x00 déjà vu"
+    assert rendering.cleaned("pay\u202egnp.exe\x1b[2J\x00 déjà vu") == r"pay\u202egnp.exe\x1b[2J\x00 déjà vu"
 
 
 def test_a_graph_with_a_circle_is_drawn_and_its_names_are_escaped() -> None:

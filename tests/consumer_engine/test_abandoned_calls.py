@@ -237,7 +237,7 @@ def test_an_item_whose_handler_does_not_end_in_that_moment_counts_as_in_doubt(va
         )
 
     run = with_time(held, lambda run: run.script.count(Step.SUCCESS) == 1)
-    assert "left unacknowledged: 1, 1 of them in doubt" in str(run.error)
+    assert "left unacknowledged: 1, in doubt because a handler had begun to settle them: 1" in str(run.error)
     assert run.seconds < BODY
     assert run.statuses == [ItemStatus.UNFINISHED]
 

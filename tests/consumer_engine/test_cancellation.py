@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.consumer_engine.asyncio_driver import AsyncioDriver, _call_result
-from pipeline.consumer_engine.attempts import Invoke
+from pipeline.consumer_engine.attempts import Invoke, current_attempt
 from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.errors import FetchException
@@ -260,3 +260,54 @@ def test_two_threads_that_use_a_task_first_get_the_same_state() -> None:
     for thread in threads:
         thread.join()
     assert found[0] is found[1]
+
+
+class Cleaning(AsyncConsumerMixin):
+    """Takes several turns of the event loop to clean up after its first attempt was cancelled."""
+
+    def __init__(self, turns: int | None) -> None:
+        self.turns, self.events = turns, list[str]()
+        self.over = False
+
+    async def process_transaction(self, _: Transaction) -> None:
+        number = current_attempt().number
+        self.events.append(f"attempt {number} begins")
+        if number > 1:
+            return
+        try:
+            await asyncio.sleep(60)
+        finally:
+            while self.turns is None and not self.over:
+                await asyncio.sleep(0.01)
+            for _turn in range(self.turns or 0):
+                await asyncio.sleep(0)
+            self.events.append("cleaned up")
+
+    async def handle_transaction_success(self, _: Transaction, __: Any) -> None:
+        self.events.append("success")
+
+
+@rule("E-20")
+def test_a_cancelled_coroutine_cleans_up_before_the_next_attempt_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.consumer_engine.asyncio_driver._CANCEL_GRACE", 60)  # as long as a busy machine needs
+    events = _cleaned(Cleaning(turns=20))
+    assert events == ["attempt 1 begins", "cleaned up", "attempt 2 begins", "success"]
+
+
+@rule("E-20")
+def test_a_clean_up_beyond_its_moment_is_abandoned_and_holds_nothing_up() -> None:
+    task = Cleaning(turns=None)
+    events = _cleaned(task)
+    assert events == ["attempt 1 begins", "attempt 2 begins", "success"]  # it is cleaning up still
+
+
+def _cleaned(task: Cleaning) -> list[str]:
+    async def run() -> list[str]:
+        chosen = policy(process=RetryPolicy(max_attempts=2, timeout=0.1))
+        report = await task.consume_transactions(source=Cut(items(1)), policy=chosen)
+        assert (report.succeeded, report.step_timeouts) == (1, 0)
+        seen = list(task.events)
+        task.over = True
+        return seen
+
+    return asyncio.run(run())

@@ -12,10 +12,8 @@ from pipeline.consumer_engine.items import run_item
 from pipeline.consumer_engine.lifecycle import (
     ItemStatus,
     Step,
-    can_start_after_deadline,
     fetch_size,
     final_status,
-    is_cut_at_deadline,
     next_step,
     pause_before_next,
     pause_when_empty,
@@ -30,6 +28,7 @@ from tests.consumer_engine.scripted_tasks import (
     Run,
     Script,
     ScriptRun,
+    Threaded,
     check,
     item,
     items,
@@ -38,6 +37,7 @@ from tests.consumer_engine.scripted_tasks import (
     with_time,
 )
 from tests.support.rule import rule
+from tests.support.wait import wait_for
 
 BUSINESS = TransactionException("out of stock", ExceptionType.BUSINESS)
 SYSTEM = TransactionException("down", ExceptionType.SYSTEM)
@@ -82,7 +82,7 @@ def test_a_business_failure_is_not_retried_and_goes_straight_to_the_exception_ha
         (SYSTEM, ExceptionType.SYSTEM),
         (TIMEOUT, ExceptionType.TIMEOUT),
         (ValueError("plain"), ExceptionType.SYSTEM),
-        (TimeoutError("a task's own"), ExceptionType.SYSTEM),
+        (TimeoutError("a task's own"), ExceptionType.TIMEOUT),
         (SystemExit(3), ExceptionType.SYSTEM),
         (asyncio.CancelledError("a task's own"), ExceptionType.SYSTEM),
         (StopIteration("odd"), ExceptionType.SYSTEM),
@@ -177,39 +177,88 @@ def test_every_step_has_its_own_attempts(variant: Run) -> None:
     assert run.outcomes[0].attempts == {Step.PROCESS: 3, Step.SUCCESS: 4, Step.EXCEPTION: 2}
 
 
-@rule("E-1", "E-27")
-@pytest.mark.parametrize("slow", [Step.SUCCESS, Step.EXCEPTION])
-@check("E12")
-def test_a_handler_that_has_begun_settles_the_item_after_the_transaction_timeout(variant: Run, slow: Step) -> None:
-    def slowly(bound: float) -> ScriptRun:
-        script = Script().will(slow, "t-0", Does(takes=bound + 0.4))
-        if slow is Step.EXCEPTION:
+@rule("E-1", "E-20", "E-27")
+@pytest.mark.parametrize("cut", [Step.SUCCESS, Step.EXCEPTION])
+@check("E12", "E14")
+def test_the_transaction_timeout_cuts_a_handler_that_hangs_and_no_other_handler_follows(
+    variant: Run, cut: Step, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hanging(bound: float) -> ScriptRun:
+        script = Script()
+        script.will(cut, "t-0", Does(takes=60, until=script.over))
+        if cut is Step.EXCEPTION:
             script.will_process("t-0", Does(raises=BUSINESS))
-        return run_script(variant, script, Cut(items(1)), policy(transaction_timeout=bound))
+        return run_script(variant, script, Cut(items(3)), policy(transaction_timeout=bound))
 
-    def had_time(run: ScriptRun) -> bool:  # its handler began before the time was up
-        return all(error.category is ExceptionType.BUSINESS for _, error in run.script.errors)
+    def had_time(run: ScriptRun) -> bool:
+        return run.report.succeeded == 2 and run.script.count(cut, "t-0") == 1
 
-    run = with_time(slowly, had_time)
-    script = run.script
-    handlers = [step for step, _ in script.finished if step is not Step.PROCESS]
-    assert handlers == [slow]
-    assert counts(script) == ((1, 1, 0) if slow is Step.SUCCESS else (1, 0, 1))
-    assert run.statuses == [ItemStatus.SUCCESS if slow is Step.SUCCESS else ItemStatus.EXCEPTION]
+    run = with_time(hanging, had_time)
+    assert counts(run.script) == ((1, 1, 0) if cut is Step.SUCCESS else (1, 0, 1))
+    first, *others = run.outcomes
+    assert (first.status, first.cut, first.is_in_doubt) == (ItemStatus.TIMEOUT, cut, True)
+    assert [outcome.status for outcome in others] == [ItemStatus.SUCCESS] * 2  # the place was free again
+    told = first.error if cut is Step.SUCCESS else first.handler_error
+    assert told is not None
+    assert told.category is ExceptionType.TIMEOUT
+    assert f"its {cut} handler was cut and may have settled it" in caplog.text
+    report = run.report.as_dict()
+    assert (report["timed_out"], report["in_doubt"], report["cut"]) == (1, 1, {cut: 1})
+    wait_for(lambda: not any(run.script.running.values()))
+
+
+@rule("E-20", "E-27")
+@check("E14")
+def test_an_exception_handler_that_the_timeout_calls_for_has_the_same_time_again_and_no_more(variant: Run) -> None:
+    def hanging(bound: float) -> ScriptRun:
+        script = Script()
+        for step in (Step.PROCESS, Step.EXCEPTION):
+            script.will(step, "t-0", Does(takes=60, until=script.over))
+        limits: list[float | None] = []
+        script.will(Step.EXCEPTION, "t-1", Does(act=lambda: limits.append(current_attempt().remaining)))
+        script.will_process("t-1", Does(takes=60, until=script.over))
+        run = run_script(variant, script, Cut(items(2)), policy(transaction_timeout=bound))
+        (left,) = limits
+        assert left is not None
+        assert 0 <= left <= bound
+        return run
+
+    run = with_time(hanging, lambda run: run.report.handler_failures == 1)
+    assert run.statuses == [ItemStatus.TIMEOUT] * 2
+    assert [outcome.cut for outcome in run.outcomes] == [Step.EXCEPTION, Step.PROCESS]
+    assert counts(run.script) == counts(run.script, "t-1") == (1, 0, 1)
+    assert run.outcomes[0].error is not None
+    assert run.outcomes[0].handler_error is not None
+    assert (run.report.in_doubt, run.report.handler_failures) == (1, 1)
+
+
+@rule("E-27")
+def test_an_exception_handler_begins_even_if_the_time_runs_out_before_it() -> None:
+    """Driven by hand with a clock that jumps: a process may be frozen between two lines."""
+    times = iter([0.0, 0.0, 0.0, 0.9])
+    task = Threaded(Script())
+    task.policy = policy(transaction_timeout=1)
+    setup = task._item_setup()
+    setup.context.clock = lambda: next(times, 5.0)
+    living = run_item(setup, task._single_item(item("t-0"), setup))
+    next(living)
+    call = living.send(CallResult(error=BUSINESS))
+    assert call.function == task.handle_transaction_exception
+    assert call.limit == 0
 
 
 @rule("E-27")
 @check("E12")
 def test_a_success_handler_that_failed_is_not_retried_after_the_timeout(variant: Run) -> None:
     def slowly(bound: float) -> ScriptRun:
-        script = Script().will(Step.SUCCESS, "t-0", Does(takes=bound + 0.3, raises=SYSTEM))
-        chosen = policy(transaction_timeout=bound, success=RetryPolicy(max_attempts=9))
+        script = Script().will(Step.SUCCESS, "t-0", Does(raises=SYSTEM))
+        chosen = policy(transaction_timeout=bound, success=RetryPolicy(max_attempts=9, backoff=60))
         return run_script(variant, script, Cut(items(1)), chosen)
 
     run = with_time(slowly, lambda run: run.script.count(Step.SUCCESS) == 1)
     script = run.script
-    assert counts(script) == (1, 1, 1)
-    assert run.statuses == [ItemStatus.TIMEOUT]
+    assert counts(script) == (1, 1, 1)  # it had failed, so it settled nothing: the exception handler does
+    assert (run.statuses, run.outcomes[0].cut) == ([ItemStatus.TIMEOUT], None)
     assert script.errors[0][1].category is ExceptionType.TIMEOUT
     assert script.errors[0][1].__cause__ is not None
 
@@ -266,8 +315,8 @@ def test_every_decision_is_a_pure_function() -> None:
         (Step.EXCEPTION, False, None),
         (Step.EXCEPTION, True, None),
     ]
-    assert [is_cut_at_deadline(step) for step in Step] == [True, True, False, False]
-    assert [can_start_after_deadline(step) for step in Step] == [False, False, False, True]
+    cut = [next_step(step, failed=True, is_cut=True) for step in list(Step)[1:]]
+    assert cut == [Step.EXCEPTION, None, None]  # a handler that was cut may have settled the item
     assert final_status(Step.SUCCESS, failed=False, is_time_up=False) is ItemStatus.SUCCESS
     assert final_status(Step.EXCEPTION, failed=True, is_time_up=False) is ItemStatus.EXCEPTION
     assert final_status(Step.EXCEPTION, failed=True, is_time_up=True) is ItemStatus.TIMEOUT

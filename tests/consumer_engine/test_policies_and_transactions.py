@@ -275,9 +275,7 @@ def test_e4_a_wrapped_error_keeps_its_cause_and_names_it_if_it_has_no_message() 
         "transaction_id": "t-1",
         "cause": "ValueError()",
     }
-    assert (
-        as_transaction_exception(TimeoutError("slow"), "t-1").category is ExceptionType.SYSTEM
-    )  # only the engine's own clock says timeout
+    assert as_transaction_exception(TimeoutError("slow"), "t-1").category is ExceptionType.TIMEOUT
     assert pickle.loads(pickle.dumps(made)).to_dict()["transaction_id"] == "t-1"
 
 

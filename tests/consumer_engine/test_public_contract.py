@@ -16,12 +16,13 @@ def test_the_defaults_are_the_ones_users_have_built_on() -> None:
     assert ConsumerPolicy().model_dump() == {
         "name": None,
         "loop": {
-            "batch": {"size": 1, "min_size": 1, "max_size": None, "interval": 0.0},
+            "batch": {"size": 1, "min_size": 1, "max_size": None, "interval": 0.0, "acknowledge_together": False},
             "concurrency": {"value": 1, "min": 1, "max": None},
             "timeout": None,
             "limit": None,
             "transaction_timeout": None,
             "streaming": False,
+            "continuous": False,
             "empty_queue": {"backoff": 1.0, "backoff_multiplier": 2.0, "backoff_cap": 30.0, "interval": 0.0},
         },
         "steps": {

@@ -250,7 +250,10 @@ def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run) -
         ("exception",): 1,
         ("timeout",): 1,
     }
-    assert watch.values("pipeline.consumer_engine.timeouts") == {("step",): 1, ("transaction",): 1}
+    assert watch.values("pipeline.consumer_engine.timeouts") == {
+        ("step", "success"): 1,
+        ("transaction", "process"): 1,
+    }
     assert watch.values("pipeline.consumer_engine.retries") == {("process",): 2, ("success",): 1}
     assert watch.values("pipeline.consumer_engine.backoff") == {("process",): pytest.approx(0.03)}
     assert watch.values("pipeline.consumer_engine.attempts") == {
@@ -303,7 +306,7 @@ def test_pauses_and_loop_timeouts_are_counted_and_in_flight_returns_to_0(
         return watch, run_script(variant, script, Batches([], items(1)), chosen, watch.telemetry)
 
     watch, _ = with_time(pauses_of, lambda made: made[1].script.count(Step.PROCESS) == 1)
-    assert watch.values("pipeline.consumer_engine.timeouts") == {("loop",): 1}
+    assert watch.values("pipeline.consumer_engine.timeouts") == {("loop", "loop"): 1}
     assert watch.values("pipeline.consumer_engine.backoff") == {("empty",): pytest.approx(0.05)}
     assert watch.values("pipeline.consumer_engine.transactions") == {("unfinished",): 1}
     if variant.name == "asyncio":

@@ -76,6 +76,15 @@ def test_a_fetch_that_hangs_ends_in_time_and_as_a_timeout(variant: Run) -> None:
     assert len(source.asked) == 2
 
 
+@rule("E-16")
+@check("E19")
+def test_a_timeout_error_that_a_source_raises_is_a_fetch_timeout(variant: Run) -> None:
+    source = Batches(Does(raises=TimeoutError("no reply")), Does(raises=TimeoutError("no reply")))
+    run = run_script(variant, Script(), source, policy(fetch=RetryPolicy(max_attempts=2)))
+    assert isinstance(run.error, FetchTimeoutException)
+    assert len(source.asked) == 2
+
+
 @rule("E-8", "E-20", "E-27")
 @check("E14")
 def test_an_item_past_its_transaction_timeout_goes_to_the_exception_handler_and_never_succeeds(

@@ -1,5 +1,6 @@
 """The example of the README runs as it is printed."""
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,23 @@ def test_the_example_sends_no_second_mail_when_its_worker_dies(db: Database, exa
     run.run_until_idle()
     assert_consumed(run, example["paid"])
     assert len(Path("outbox.txt").read_text().splitlines()) == 1
+
+
+def test_the_encrypted_example_leaves_no_card_in_the_database(
+    db: Database, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (project / "docs/guides/encrypt-payloads.md").read_text(encoding="utf-8")
+    (printed,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    monkeypatch.setenv("PIPELINE_CODEC_KEYS", f"k1:{base64.b64encode(bytes(32)).decode()}")
+    names: dict[str, Any] = {}
+    exec(printed, names)
+    run = Inline(db, [names["billing"]], [names["bank"]])
+    run.publish(names["due"], {"order": "4711", "card": "planted card"})
+    run.run()
+    (charged,) = run.ledger()
+    assert (charged.headline, charged.result) == ("Charge of order 4711", {"receipt": "4711 was charged"})
+    db.codecs = None
+    assert "planted card" not in str([*run.ledger(), *run.events(names["due"]), *run.runs()])
 
 
 def test_the_readme_is_short(project: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.domain.costs import checked_cost, session_cost, total_cost
 from pipeline.domain.errors import LogicError
+from pipeline.domain.values import checked_cost, session_cost, total_cost
 
 LARGEST = Decimal("999999999999.999999999999")
 

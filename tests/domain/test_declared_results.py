@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.domain.declared_results import (
+from pipeline.domain.operations import (
     DeclaredResult,
     ResultForm,
     result_form,

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from pipeline.domain import errors
+from pipeline.domain.codec import missing_key
 from pipeline.domain.errors import (
     AuthError,
     EventError,
@@ -27,6 +28,7 @@ from pipeline.domain.errors import (
     SecondApprovalError,
     StaleWriteError,
     StateChangedError,
+    TamperedError,
     TransientError,
     UnresolvedError,
     UnsupportedSchemaError,
@@ -52,6 +54,14 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (
         StaleWriteError("run", ONE, verb="commit", expected="fence 1", found="fence 2, emitting"),
         [f"commit of run {ONE}", "held as fence 1", "now fence 2, emitting", "drop this work"],
+    ),
+    (
+        missing_key("k1"),
+        ["encrypted with the key 'k1'", "does not have that key", "resume the workflow", "nothing is lost"],
+    ),
+    (
+        TamperedError("The encrypted params 1 was changed; restore it from a backup."),
+        ["encrypted params 1 was changed", "restore it"],
     ),
     (
         SecondApprovalError(ONE, act="happened", value=9000),

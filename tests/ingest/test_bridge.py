@@ -8,18 +8,23 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from pipeline.domain.errors import InvalidInputError, NotFoundError
+from pipeline import AesGcm
+from pipeline.domain.errors import InvalidInputError, MissingKeyError, NotFoundError
 from pipeline.domain.values import Limits, TopicSpec, WorkflowSpec
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.queue import park_entry
+from pipeline.store.codecs import Codecs
 from pipeline.store.database import Database, Statement
+from pipeline.testing import Inline, scripted
 from pipeline.transitions import registration
 from tests.factories import IN, OUT, a_workflow
 from tests.ingest.ingest_processes import published
 from tests.ingest.redis_streams import Place, in_thread
+from tests.support.databases import stored_text
 from tests.support.rule import rule
 from tests.support.wait import wait_for
+from tests.workflows.test_codec import K1, PLANTED, shop
 
 
 class Order(BaseModel):
@@ -55,6 +60,25 @@ def test_an_entry_becomes_an_event_named_by_its_stream_and_id_and_is_acknowledge
     ]
     assert place.pending() == {}
     assert (bridge.counts.published, bridge.counts.duplicates) == (2, 0)
+
+
+def test_an_entry_for_an_encrypted_workflow_is_stored_encrypted(
+    place: Place, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Inline(db, [shop(AesGcm(K1))], [scripted("bank", mutations=["charge"])]).close()
+    bridge = Bridge(place.queue(max_read_count=100), db, Route(workflow="shop", topic="orders"), OnPoison.STOP)
+    place.add({"card": PLANTED})
+    monkeypatch.setattr(db, "codecs", None)
+    with pytest.raises(MissingKeyError, match="no codec"):
+        one_turn(bridge)
+    assert (rows(db), len(place.pending())) == ([], 1)
+    place.add({"card": PLANTED})
+    monkeypatch.setattr(db, "codecs", Codecs(default=AesGcm(K1)))
+    bridge.read_once(block_ms=50)
+    with db.transaction() as tx:
+        stored = tx.all(Statement[Any]("SELECT workflow, topic, message_id, payload FROM pipeline.events"))
+    assert [row.payload for row in stored] == [{"card": PLANTED}]
+    assert PLANTED not in stored_text(db)
 
 
 def test_fields_of_the_producer_name_message_id_key_and_topic(place: Place, db: Database) -> None:

@@ -11,10 +11,8 @@ from pipeline.consumer_engine.policies import (
     ConsumerLoopPolicy,
     ConsumerPolicy,
     ConsumerSteps,
-    ExceptionPolicy,
     FetchPolicy,
     RetryPolicy,
-    SuccessPolicy,
 )
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
@@ -28,8 +26,6 @@ def a_policy(*, size: int = 1, limit: float | None = 60, fetch: float | None = N
         loop=ConsumerLoopPolicy(batch=BatchPolicy(size=size), transaction_timeout=limit),
         steps=ConsumerSteps(
             fetch=FetchPolicy(retry=RetryPolicy(timeout=fetch)),
-            success=SuccessPolicy(retry=RetryPolicy(timeout=30)),
-            exception=ExceptionPolicy(retry=RetryPolicy(timeout=30)),
         ),
     )
 
@@ -69,7 +65,7 @@ def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: Con
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        pytest.param(a_policy(limit=61), "expected at least 126000", id="a longer life"),
+        pytest.param(a_policy(limit=61), "expected at least 127000", id="a longer life"),
         pytest.param(a_policy(size=2), "expected at least 245000", id="a bigger batch"),
         pytest.param(a_policy(limit=None), "does not bound the processing time", id="a life without end"),
         pytest.param(a_policy(fetch=0.1), "expected a longer timeout", id="a fetch given up before its read returns"),

@@ -114,7 +114,7 @@ def test_the_consumer_of_the_engine_in_the_guide_has_just_the_idle_time_it_needs
     _, program = blocks(project / "docs/guides/ingest-a-stream.md", "python")
     program = program.replace('stream="orders"', f'stream="{place.stream}"')
     exec(program, {"REDIS_URL": place.url})
-    with pytest.raises(InvalidInputError, match="expected at least 255000"):
+    with pytest.raises(InvalidInputError, match="expected at least 205000"):
         exec(program.replace("300_000", "60_000"), {"REDIS_URL": place.url})
 
 

@@ -69,6 +69,7 @@ def command(
         ((*TARGET, "--stream", "s", "--redis", "redis://127.0.0.1:1/0?foo=1"), 2, "the option 'foo'"),
         ((*TARGET, "--stream", "s", "--redis", "redis://:pw9@127.0.0.1:x/0"), 2, "special characters percent-encoded"),
         ((*TARGET, "--stream", "s", "--redis", "amqp://host/"), 2, "The broker is no Redis"),
+        ((*TARGET, "--stream", "s", "--redis", "sentinel://host:26379/0"), 2, "names Redis Sentinel. Streams are read"),
         ((*TARGET, "--stream", "s", "--redis", "redis://:pw9@127.0.0.1:1/0"), EXIT_RESTART, "Redis cannot be reached"),
     ],
     ids=lambda value: str(value)[-40:],

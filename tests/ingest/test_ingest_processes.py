@@ -132,7 +132,7 @@ def test_a_signal_during_work_ends_it_in_order_with_nothing_pending(
 
 
 def test_an_idle_process_ends_within_its_block_and_prints_zero_counts(run: Programs) -> None:
-    program = run.ingest("--block-ms", "500").wait_until_reading()
+    program = run.installed().ingest("--block-ms", "500").wait_until_reading()
     assert program.stop() == 0
     assert "0 published, 0 published before, 0 not usable" in program.output
 

@@ -13,8 +13,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, entries_of
-from tests.ingest.redis_streams import STALE, Place
+from tests.ingest.redis_streams import STALE, Place, in_thread
 from tests.support.rule import rule
+from tests.support.wait import wait_for
 
 POISON: list[dict[bytes, bytes]] = [
     {b"data": b"{not json"},
@@ -244,6 +245,72 @@ def test_q13_stale_entries_are_found_behind_fresh_ones(place: Place) -> None:
     assert [message.id for message in claimed] == entries[10:]
 
 
+@rule("Q-19")
+def test_q13_a_recovery_walks_through_fresh_entries_once_and_not_once_for_each_stale_one(quiet: Place) -> None:
+    """Redis counts its own time, so a busy machine changes both figures alike."""
+    with quiet.raw.pipeline(transaction=False) as adding:
+        for number in range(20_100):
+            adding.xadd(quiet.stream, {"data": f'{{"n": {number}}}'})
+        adding.execute()
+    owner = quiet.queue("owner", max_read_count=20_100)
+    entries: Any = [message.id for message in owner.read()]
+    quiet.raw.xclaim(quiet.stream, "workers", "dead", 0, entries[-100:], idle=STALE, justid=True)
+
+    def server_time(work: Callable[[], object]) -> float:
+        quiet.raw.config_resetstat()
+        work()
+        stats: Any = quiet.raw.info("commandstats")
+        return float(stats["cmdstat_xpending"]["usec"])
+
+    one_walk = server_time(lambda: owner.pending(1, min_idle_ms=2 * STALE))
+    rescuer, found = quiet.queue("rescuer"), list[str]()
+
+    def recover() -> None:
+        while claimed := rescuer.claim_stale():
+            found.extend(message.id for message in claimed)
+
+    all_claims = server_time(recover)
+    assert found == entries[-100:]
+    assert all_claims < 20 * one_walk  # three walks and what a hundred calls cost; before, one walk for each
+
+
+@rule("Q-19")
+def test_q13_a_claim_goes_on_behind_the_last_and_then_starts_again_at_the_oldest(place: Place) -> None:
+    entries = place.add(*({"n": n} for n in range(4)))
+    place.queue("dead", max_read_count=4).read()
+    place.make_stale(*entries[1:])
+    queue = place.queue("rescuer")
+    assert [message.id for message in queue.claim_stale(count=2)] == entries[1:3]
+    place.make_stale(*entries[:2])  # older than the last claim: their turn comes after the others
+    assert [message.id for message in queue.claim_stale(count=3)] == [entries[3], *entries[:2]]
+
+
+def test_consumers_that_are_gone_are_removed_unless_an_entry_is_pending(place: Place) -> None:
+    place.add({"n": 1}, {"n": 2})
+    idle, holding, own = (place.queue(name) for name in ("idle", "holding", "own"))
+    idle.ack(*idle.read())
+    holding.read()
+    assert own.read() == []
+    assert own.remove_gone_consumers() == []  # no one was away for that long
+    wait_for(lambda: own.remove_gone_consumers(min_idle_ms=1) == ["idle"])
+    names = {row["name"] for row in place.raw.xinfo_consumers(place.stream, "workers")}
+    assert names - {b"own"} == {b"holding"}
+    assert len(place.pending()) == 1
+    place.add({"n": 3})
+    assert len(idle.read()) == 1  # it lives after all
+
+
+@pytest.mark.parametrize("remove", ["delete", "unlink", "xgroup_destroy", "rename"])
+def test_a_stream_or_group_that_disappears_under_a_waiting_read_is_reported_alike(place: Place, remove: str) -> None:
+    queue = place.queue(block_ms=30_000)
+    reading = in_thread(queue.read)
+    place.wait_until_blocked()
+    rest = {"xgroup_destroy": ("workers",), "rename": (f"{place.stream}:parked",)}.get(remove, ())
+    getattr(place.raw, remove)(place.stream, *rest)
+    with pytest.raises(NoStreamError, match="Check both names"):
+        reading.outcome()
+
+
 def test_q13_a_claim_is_bounded_and_takes_its_own_entries_too(place: Place) -> None:
     entries = place.add(*({"n": n} for n in range(5)))
     queue = place.queue("same name after a restart", max_read_count=5)
@@ -297,8 +364,8 @@ def test_q13_an_entry_that_another_consumer_claimed_first_is_not_reported_as_los
     slow = place.queue("slow")
     pending = slow.pending
 
-    def overtaken(count: int, *, min_idle_ms: int | None = None) -> Any:
-        found = pending(count, min_idle_ms=min_idle_ms)
+    def overtaken(count: int, **options: Any) -> Any:
+        found = pending(count, **options)
         place.queue("quick").claim_stale(count=2)
         return found
 

@@ -173,6 +173,21 @@ def test_q4_a_redis_on_a_unix_socket_works(place: Place, tmp_path: Path) -> None
         assert [message.payload for message in queue.read()] == [{"n": 1}]
 
 
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("redis+cluster://a:7000,b:7000", "a Redis Cluster"),
+        ("rediss+cluster://a:7000", "a Redis Cluster"),
+        ("sentinel://:word@a:26379/0;sentinel://b:26379/0", "Redis Sentinel"),
+        ("redis+sentinel://a:26379", "Redis Sentinel"),
+    ],
+)
+def test_a_cluster_or_sentinel_url_is_refused_in_a_sentence_without_its_secrets(url: str, kind: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"names {kind}") as caught:
+        connect_redis(url)
+    assert "word" not in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["", "/nowhere/redis.sock"])
 def test_q4_a_missing_unix_socket_is_an_unreachable_redis(path: str) -> None:
     with pytest.raises(QueueError, match="cannot be reached"):

@@ -15,11 +15,10 @@ import pytest
 
 from pipeline.background import rescuer
 from pipeline.background.sweeps import DUTIES
+from pipeline.domain.acts import ProposedAct, state_token
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.lock_order import is_in_lock_order
-from pipeline.domain.mutation_state import state_token
 from pipeline.domain.policies import BreakerPolicy, Retention
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import Evidence, Phase, PhaseTask
 from pipeline.domain.values import (
     AppliedMutation,
@@ -48,8 +47,6 @@ from pipeline.transitions import (
     renames,
     resolution,
     runs,
-    second_approvals,
-    sessions,
     starts,
     stops,
     workflows,
@@ -430,15 +427,15 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
             tx, [{"workflow": "billing", "run": run.id, "kind": BlockKind.RECONCILIATION, "reason": "asked"}]
         ),
     ),
-    "second_approvals.missing_confirmation": (
+    "resolution.missing_confirmation": (
         at(Phase.MUTATING),
-        lambda tx, run: second_approvals.missing_confirmation(
+        lambda tx, run: resolution.missing_confirmation(
             tx, run.mutation_id, ProposedAct.HAPPENED, {"result": None}, SOMEBODY
         ),
     ),
-    "second_approvals.propose": (
+    "resolution.propose": (
         at(Phase.MUTATING),
-        lambda tx, run: second_approvals.propose(
+        lambda tx, run: resolution.propose(
             tx,
             run.mutation_id,
             ProposedAct.HAPPENED,
@@ -458,7 +455,7 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
     "workflows.exit_maintenance": (failed, lambda tx, _: workflows.exit_maintenance(tx, "billing", SOMEBODY)),
     "workflows.open_maintenance_task": (failed, lambda tx, _: workflows.open_maintenance_task(tx, "billing")),
     "workflows.raise_watermarks": (at(Phase.PREPARED), lambda tx, _: workflows.raise_watermarks(tx)),
-    "sessions.finish": (at(Phase.COMMITTED), lambda tx, run: sessions.finish(tx, [run.session_id])),
+    "workflows.finish_sessions": (at(Phase.COMMITTED), lambda tx, run: workflows.finish_sessions(tx, [run.session_id])),
     **{
         f"housekeeping.prune_page {name}": (
             past,
@@ -478,9 +475,9 @@ LOCKLESS = {
     "access.revoke_token",
     "access.touch_login",
     "access.touch_token",
-    "api_requests.begin",
-    "api_requests.forget",
-    "api_requests.save_answer",
+    "access.begin_request",
+    "access.forget_request",
+    "access.save_answer",
     "audit.record",
     "audit.subject_of",
     "bulk.discard",
@@ -494,29 +491,30 @@ LOCKLESS = {
     "housekeeping.next_notices",
     "housekeeping.save_notice_position",
     "housekeeping.save_report",
+    "housekeeping.chain_audit",
     "housekeeping.take_slot",
-    "installation.delete_old_samples",
-    "installation.record_worker",
-    "installation.remove_worker",
-    "installation.take_sample",
+    "housekeeping.delete_old_samples",
+    "housekeeping.record_worker",
+    "housekeeping.remove_worker",
+    "housekeeping.take_sample",
     "late_effects.is_one_effect",
     "late_effects.is_replacement_effect",
     "late_effects.late_effect_evidence",
     "late_effects.record_replacement_effect",
-    "operations.register_operations",
+    "registration.register_operations",
     "registration.is_replaced",
     "late_effects.replacement_effect",
     "mutations.illegal_transition",
-    "mutation_log.log_mutation",
-    "mutation_log.record_time_to_resolution",
+    "mutations.log_mutation",
+    "mutations.record_time_to_resolution",
     "renames.plan",
     "renames.stored_workflow",
     "renames.waiting_events",
     "results.match_results",
     "results.requested_events",
     "results.reservation_error",
-    "saved_views.delete",
-    "saved_views.save",
+    "access.delete_view",
+    "access.save_view",
     "resolution.note",
 }
 

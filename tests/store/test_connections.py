@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import TextClause, text
@@ -24,6 +25,7 @@ _PID = Statement[Any]("SELECT pg_backend_pid() AS pid")
 _PREPARED = Statement[Any]("SELECT count(*) AS number FROM pg_prepared_statements")
 _XID = Statement[Any]("SELECT pg_current_xact_id() AS xid")
 _ALL = Statement[Any]("SELECT * FROM scratch ORDER BY n")
+_UUIDS = Statement[Any]("SELECT '018f4e2a-7b1c-7d3e-8f90-123456789abc'::uuid AS id, NULL::uuid AS none")
 _INSERT = Command("INSERT INTO scratch (n) VALUES (:n)")
 _TEXTS = Statement[Any]("SELECT CAST(:texts AS text[]) AS texts, cardinality(CAST(:texts AS text[])) AS number")
 _PERCENT = Statement[Any]("SELECT 100 % CAST(:by AS integer) AS rest, 'a\\:b' AS colon, '1:2' AS time")
@@ -94,6 +96,13 @@ def test_a_statement_is_prepared_once_per_connection(pool: Database) -> None:
             tx.one(_PID)
             prepared = tx.one(_PREPARED).number
     assert prepared == 2
+
+
+def test_an_id_that_was_read_before_is_not_made_again(pool: Database) -> None:
+    with pool.transaction() as tx:
+        first, second = (tx.one(_UUIDS) for _ in range(2))
+    assert first == (UUID("018f4e2a-7b1c-7d3e-8f90-123456789abc"), None)
+    assert first.id is second.id
 
 
 def test_every_statement_of_the_store_can_be_prepared(pool: Database) -> None:

@@ -16,9 +16,9 @@ from pipeline.domain.states import DeliveryStatus
 from pipeline.embedded import servers
 from pipeline.store.connections import _compiled, _values
 from pipeline.store.database import Database, Statement
-from pipeline.store.reads import changes, installation, ledger, listings, pages, traces
+from pipeline.store.reads import attention, gauges, ledger, listings, pages, traces
 from pipeline.store.reads.pages import FIRST_UUID, LAST_UUID
-from pipeline.store.writes import installation as installation_store
+from pipeline.store.writes import housekeeping as installation_store
 from tests.factories import IN
 from tests.support import databases
 from tests.support.large_database import WORKFLOW, Crowd
@@ -165,12 +165,14 @@ LOOKS: Mapping[str, Asked] = {
         ledger._MUTATIONS_BY_ID,
         lambda crowd: {"statuses": ["applied"], "ids": some(crowd, "mutations"), "limit": 100},
     ),
-    "questions of incidents": (ledger._OPEN_QUESTIONS, lambda _: {"workflow": None, "limit": 100}),
+    "incidents": (ledger._INCIDENTS, lambda _: {"workflow": None, "limit": 100, "with_ids": True}),
     "called operations": (listings._CALLED_OPERATIONS, lambda _: {"workflow": WORKFLOW, "recent": RECENT}),
-    "high water": (changes.HIGH_WATER, lambda _: {"limit": 100}),
-    "watched items": (changes._WATCHED_ITEMS, lambda _: {"limit": 100}),
+    "high water": (attention.HIGH_WATER, lambda _: {"limit": 100}),
+    "waiting counts": (attention._WAITING_COUNTS, lambda _: {"limit": 100}),
+    "plan of a run": (listings._RUN_RECORD, lambda crowd: {"id": some(crowd, "runs")[0]}),
+    "watched items": (attention._WATCHED_ITEMS, lambda _: {"limit": 100}),
     "sample": (installation_store.TAKE_SAMPLE, lambda _: {"limit": 1_000, "counted": RECENT}),
-    "last act": (installation._LAST_ACT, lambda _: {}),
+    "last act": (gauges._LAST_ACT, lambda _: {}),
     "audit": (
         listings._AUDIT,
         lambda crowd: {"run_id": some(crowd, "runs")[0], "mutation_id": None, "event_id": 1, "limit": 100},

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from pipeline.embedded import servers
-from pipeline.store import facts
-from pipeline.store.database import Database, encode_rows
+from pipeline.store import facts, functions
+from pipeline.store.database import Database, Statement, encode_rows
 from pipeline.store.reads import attention, gauges, invariants, ledger, work
 from pipeline.store.writes import breakers as breaker_store
 from pipeline.store.writes import events as event_store
@@ -204,14 +204,17 @@ WRITES: Mapping[str, Asked] = {
         lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80]), "reason": "asked"},
     ),
     "publish": (
-        event_store.PUBLISH,
+        Statement[Any](functions.INSERT_NEW),
         lambda crowd: {
             "workflow": WORKFLOW,
             "topics": encode_rows([{"name": OUT, "schema_digest": ""}]),
             "rows": emitted(crowd),
         },
     ),
-    "replace": (event_store.REPLACE, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
+    "replace": (
+        Statement[Any](functions.REPLACE_UNSEEN),
+        lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd), "fresh": []},
+    ),
     "commit": (
         event_store.COMMIT,
         lambda crowd: {"rows": crowd.rows([held(run) for run in crowd.emitting[10:]]), "events": emitted(crowd)},

@@ -6,9 +6,8 @@ from enum import StrEnum
 import pytest
 
 from pipeline.domain.access import LoginSource, Role
-from pipeline.domain.bulk import BulkAct
+from pipeline.domain.acts import BulkAct, ProposedAct
 from pipeline.domain.renames import NameKind
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,

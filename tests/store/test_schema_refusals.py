@@ -14,16 +14,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from pipeline.background import doctor
 from pipeline.domain.access import LoginSource, Rights, Role
-from pipeline.domain.bulk import BulkAct, NewPreview
+from pipeline.domain.acts import BulkAct, NewPreview, ProposedAct, state_token
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.mutation_state import state_token
-from pipeline.domain.second_approvals import ProposedAct
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.store.schema import metadata
-from pipeline.transitions import access, api_requests, breakers, bulk, saved_views, second_approvals, workflows
+from pipeline.transitions import access, breakers, bulk, resolution, workflows
 from tests import factories as make
 from tests.support import schema_catalog
 
@@ -57,6 +56,13 @@ def stopped_in(phase: Phase, kind: FailureKind = FailureKind.LOGIC) -> Given:
     return given
 
 
+def chained(db: Database) -> dict[str, Any]:
+    """A workflow in maintenance, and the chained act that says so."""
+    keys = in_maintenance(db)
+    doctor.chain(db)
+    return keys
+
+
 def carried_forward(db: Database) -> dict[str, Any]:
     """A run that stopped after its mutation, and the run that carries it forward."""
     make.a_workflow(db, failures=make.NO_PAUSE)
@@ -85,8 +91,8 @@ def previewed(db: Database) -> dict[str, Any]:
     )
     with db.transaction() as tx:
         bulk.freeze(tx, new)
-        api_requests.begin(tx, "ada", "k", "h")
-        saved_views.save(tx, "ada", "mine", page="inbox", query="")
+        access.begin_request(tx, "ada", "k", "h")
+        access.save_view(tx, "ada", "mine", page="inbox", query="")
     return {}
 
 
@@ -95,7 +101,7 @@ def proposed(db: Database) -> dict[str, Any]:
     keys = run_in(Phase.MUTATING)(db)
     with db.transaction() as tx:
         state = state_token(work.mutations(tx, [keys["mutation"]])[0])
-        second_approvals.propose(tx, keys["mutation"], ProposedAct.HAPPENED, {}, make.SOMEBODY, state=state)
+        resolution.propose(tx, keys["mutation"], ProposedAct.HAPPENED, {}, make.SOMEBODY, state=state)
     return keys
 
 
@@ -414,6 +420,18 @@ CASES = (
     doubled("blocks_pk", blocked, "blocks", kind="'internal'"),
     doubled("blocks_open", blocked, "blocks", id="4711"),
     doubled("audit_pk", in_maintenance, "audit"),
+    Case(refused_by="audit_final", given=chained, write="UPDATE pipeline.audit SET actor = 'eve'"),
+    Case(refused_by="audit_kept", given=chained, write="DELETE FROM pipeline.audit"),
+    Case(refused_by="mutations_kept", given=mutating, write="DELETE FROM pipeline.mutations"),
+    Case(refused_by="audit_links_kept", given=chained, write="DELETE FROM pipeline.audit_links"),
+    Case(refused_by="audit_links_final", given=chained, write="UPDATE pipeline.audit_links SET hash = ''"),
+    Case(
+        refused_by="audit_links_chained_or_waits",
+        given=fresh,
+        write="INSERT INTO pipeline.audit_links (audit_id, position) VALUES (1, 1)",
+    ),
+    doubled("audit_links_pk", chained, "audit_links"),
+    doubled("audit_links_chain", chained, "audit_links", audit_id="4711"),
     Case(
         refused_by="sweeps_pk",
         given=fresh,

@@ -1,8 +1,10 @@
 """A shop with a real worker, a beat and a console that a browser can open, for one test module."""
 
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from pipeline.api import Person, Role, create
+from pipeline.api.app import StreamingServer
 from pipeline.api.context import Services
-from pipeline.api.server import StreamingServer
 from pipeline.background.sweeps import periods
 from pipeline.config import Settings
 from pipeline.domain.values import NewEvent
@@ -21,7 +23,7 @@ from pipeline.store.database import Database
 from pipeline.transitions import events
 from pipeline.workflows.registry import Registry
 from tests.support.console_workflow import CARD, SECRET
-from tests.support.installation import Installation, alone
+from tests.support.installation import PROJECT, Installation, alone
 from tests.support.wait import wait_for
 
 PREFIX = "/ops/x"  #: under which a FastAPI app of another team mounts the console
@@ -63,6 +65,7 @@ class ConsoleShop:
     mounted_url: str  #: of the same console under a prefix
     provider: Path
     leaks: Leaks
+    process_url: str  #: of ``pipeline api``, which has the broker and the code of the workflows
 
     def publish(self, topic: str, *message_ids: str, workflow: str = "shop", **payload: Any) -> None:
         """Publish events; the order in each payload is its message id."""
@@ -103,6 +106,11 @@ class ConsoleShop:
         file = self.provider / "sent"
         return sum(message_id in line.split() for line in file.read_text().splitlines()) if file.exists() else 0
 
+    def acts(self, *names: str) -> list[tuple[str, str]]:
+        """Return who did these acts and why, in order."""
+        query = "SELECT actor, reason FROM pipeline.audit WHERE act = ANY(:names) ORDER BY id"
+        return [(row.actor, row.reason) for row in self.installation.ask(query, names=list(names))]
+
     def tell(self, message_id: str, what: str) -> None:
         """Let the provider answer, or find, what a message is about."""
         self.provider.mkdir(exist_ok=True)
@@ -122,8 +130,33 @@ def console_shop(server_url: str, home: Path) -> Iterator[ConsoleShop]:
         environ = {"PIPELINE_WORKFLOWS": WORKFLOWS, "CONSOLE_PROVIDER": str(provider), "CONSOLE_SETTLE": "3600"}
         installation.worker(**environ)
         installation.beat(**environ)
-        with _served(installation) as (url, leaks):
-            yield ConsoleShop(installation, url, url + PREFIX, provider, leaks)
+        with _served(installation) as (url, leaks), _api_process(installation, environ) as process_url:
+            yield ConsoleShop(installation, url, url + PREFIX, provider, leaks, process_url)
+
+
+@contextmanager
+def _api_process(installation: Installation, environ: Mapping[str, str]) -> Iterator[str]:
+    """Run ``pipeline api`` behind a proxy that names the person; yield its address."""
+    proxied = {
+        "PIPELINE_API_TRUSTED_PROXIES": "127.0.0.1",
+        "PIPELINE_API_IDENTITY_HEADER": "X-User",
+        "PIPELINE_API_ROLES": "*=admin+payloads",
+    }
+    with (installation.home / "api.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from pipeline.cli.main import main; main()", "api", "--port", "0"],
+            env={**installation.environ, **environ, **proxied},
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
 
 
 @contextmanager

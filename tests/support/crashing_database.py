@@ -2,8 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Statement, Transaction
+
+
+class _WritesRow(Protocol):
+    writes: bool
+
+
+_WRITES = Statement[_WritesRow]("SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS writes")
 
 
 class Crash(BaseException):
@@ -21,6 +29,7 @@ class CrashingDatabase(Database):
         super().__init__(db.engine, clock_offset=db.clock_offset)
         self.before_commit, self.after_commit = before_commit, after_commit
         self.transactions = 0
+        self.writing: list[int] = []  #: the numbers of transactions that wrote or locked something
 
     @contextmanager
     def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:  # noqa: ARG002 - one transaction
@@ -28,6 +37,8 @@ class CrashingDatabase(Database):
         number = self.transactions
         with super().transaction() as tx:
             yield tx
+            if not (self.before_commit or self.after_commit) and tx.one(_WRITES).writes:
+                self.writing.append(number)
             if number == self.before_commit:
                 raise Crash
         if number == self.after_commit:

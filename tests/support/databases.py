@@ -7,6 +7,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
+from pipeline.store.database import Database
 from pipeline.testing.databases import TEMPLATE, clone_database, delete_all_rows, invariant_findings
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "empty",
     "invariant_findings",
     "make_logins_cheap",
+    "stored_text",
 ]
 
 
@@ -31,6 +33,14 @@ def make_logins_cheap(server_url: str) -> None:
         connection.execute(text("SET LOCAL scram_iterations = 1"))
         password = connection.scalar(text("SELECT quote_literal(:password)"), {"password": url.password})
         connection.exec_driver_sql(f'ALTER ROLE "{url.username}" PASSWORD {password}')
+
+
+def stored_text(db: Database) -> str:
+    """Every row of every table, as text."""
+    with db.engine.connect() as connection:
+        tables = connection.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'pipeline'")).all()
+        rows = [connection.scalars(text(f"SELECT t::text FROM pipeline.{name} t")) for name in tables]
+        return "\n".join(row for found in rows for row in found)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parents[2]
-#: What a worker and a beat have imported when they are ready, but for modules that read the environment.
+#: What a worker, a beat and `pipeline ingest` have imported when they are ready. No module that reads the environment.
 NEEDED = (
     "celery.__main__",
     "celery.bin.celery",
@@ -47,6 +47,9 @@ NEEDED = (
     "psycopg2.extras",
     "sqlalchemy.dialects.postgresql.psycopg2",
     "pipeline.celery",
+    "pipeline.cli.ingest",
+    "pipeline.cli.main",
+    "pipeline.cli.setup",
     "pipeline.tasks.supervised",
     "pipeline.tasks.dead_letter",
     "pipeline.tasks.phases",
@@ -80,6 +83,9 @@ class ForkedProcess:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -97,7 +103,7 @@ class ForkedProcess:
 def start(
     module: str, arguments: Sequence[str], *, environ: Mapping[str, str], output: Path, cwd: Path = PROJECT
 ) -> ForkedProcess:
-    """Run ``python -m MODULE ARGUMENTS`` in a fork; it has begun on return."""
+    """Run ``python -m MODULE ARGUMENTS``, or the function MODULE:FUNCTION, in a fork; it has begun on return."""
     request = {
         "module": module,
         "arguments": list(arguments),
@@ -186,7 +192,7 @@ def _begin(request: Mapping[str, Any], connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(request["cwd"])
-    sys.path[0] = request["cwd"]
+    sys.path[:1] = [request["cwd"], *filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))]
     os.environ.clear()
     os.environ.update(request["environ"])
     for target, place, flags in (
@@ -217,7 +223,11 @@ def main() -> None:
     request = _serve(sys.argv[1])
     if request is not None:
         sys.argv = [request["module"], *request["arguments"]]
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        module, _, function = request["module"].partition(":")
+        if function:
+            getattr(import_module(module), function)()
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

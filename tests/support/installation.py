@@ -71,10 +71,10 @@ class Node:
     def __init__(self, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.name, self.log = name, log
         self.process: forked_python.ForkedProcess | subprocess.Popen[bytes]
-        if "PYTHONPROFILEIMPORTTIME" not in environ:
+        if arguments[arguments.index("-A") + 1] == "pipeline" and "PYTHONPROFILEIMPORTTIME" not in environ:
             self.process = forked_python.start(module, arguments, environ=environ, output=log)
             return
-        command = [sys.executable, "-m", module, *arguments]  # a fork would not show its imports
+        command = [sys.executable, "-m", module, *arguments]  # a fork has our app, and would not show its imports
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, env=dict(environ), cwd=PROJECT, stdout=output, stderr=output, start_new_session=True
@@ -144,6 +144,7 @@ class Installation:
     broker_url: str
     recorder: Recorder
     workflow: str = "shop"
+    app: str = "pipeline"  #: the Celery app of its nodes
     db: Database = field(init=False)
     nodes: list[Node] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
@@ -159,7 +160,17 @@ class Installation:
         """The environment of every node."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
         urls = {"PIPELINE_DATABASE_URL": self.database_url, "PIPELINE_BROKER_URL": self.broker_url}
-        return {**ours, **QUICK, **urls, "SHOP_RECORDER": self.recorder.address}
+        found = {**ours, **QUICK, **urls, "SHOP_RECORDER": self.recorder.address}
+        return (
+            found
+            if self.app == "pipeline"
+            else found
+            | {
+                "HOST_BROKER": self.broker_url,
+                "HOST_INSTALLS": "1",
+                "C_FORCE_ROOT": "1",  # the shop accepts pickle
+            }
+        )
 
     def worker(self, *options: str, line: str = "", **environ: str) -> Node:
         """A worker that is ready. A ``line`` makes its messages suffer.
@@ -289,7 +300,7 @@ class Installation:
     def _node(self, name: str, command: Sequence[str], line: str, environ: Mapping[str, str]) -> Node:
         module, mode = ("tests.support.unreliable_broker", [line]) if line else ("celery", [])
         log = self.home / f"{name}.log"
-        node = Node(name, module, [*mode, "-A", "pipeline", *command], {**self.environ, **environ}, log)
+        node = Node(name, module, [*mode, "-A", self.app, *command], {**self.environ, **environ}, log)
         self.nodes.append(node)
         self.started += 1
         return node
@@ -305,10 +316,10 @@ class Installation:
 
 
 @contextmanager
-def installed(home: Path, database_url: str, broker_url: str) -> Iterator[Installation]:
+def installed(home: Path, database_url: str, broker_url: str, app: str = "pipeline") -> Iterator[Installation]:
     """An installation without nodes; those that a test starts are gone at the end."""
     with recording(home) as recorder:
-        found = Installation(home=home, database_url=database_url, broker_url=broker_url, recorder=recorder)
+        found = Installation(home=home, database_url=database_url, broker_url=broker_url, recorder=recorder, app=app)
         try:
             yield found
         finally:
@@ -317,12 +328,12 @@ def installed(home: Path, database_url: str, broker_url: str) -> Iterator[Instal
 
 
 @contextmanager
-def alone(server_url: str, home: Path) -> Iterator[Installation]:
+def alone(server_url: str, home: Path, app: str = "pipeline") -> Iterator[Installation]:
     """An installation in a new home, with a database and a Redis that belong to nobody else."""
     with (
         databases.clone_database(server_url, f"{home.name}_{os.getpid()}") as database_url,
         own_broker(home / "broker") as broker_url,
-        installed(home, database_url, broker_url) as found,
+        installed(home, database_url, broker_url, app) as found,
     ):
         yield found
 

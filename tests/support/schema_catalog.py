@@ -42,7 +42,7 @@ _PARTS = {
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE {_OURS} AND NOT t.tgisinternal ORDER BY 1, 2""",
     "functions": """
-        SELECT p.proname, pg_get_functiondef(p.oid)
+        SELECT p.proname, pg_get_functiondef(p.oid), p.proacl IS NULL
         FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'pipeline' ORDER BY 1""",
     "sequences": """
         SELECT sequencename, data_type::text, start_value, increment_by, min_value, max_value, cycle, cache_size
@@ -61,7 +61,7 @@ _REFUSALS = f"""
     UNION
     SELECT t.tgname, pg_get_triggerdef(t.oid)
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE {_OURS} AND NOT t.tgisinternal
+    WHERE {_OURS} AND NOT t.tgisinternal AND t.tgtype & 2 = 2 -- one that runs after a write refuses nothing
 """
 
 

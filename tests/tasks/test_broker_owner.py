@@ -18,10 +18,10 @@ def broker(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """A Redis number that nothing else of this test run uses, as the broker of this process."""
     url = f"{embedded.broker_url.rpartition('/')[0]}/13"
     with redis.Redis.from_url(url) as client, Celery(broker=url, set_as_current=False) as app:
-        client.delete(broker_owner.OWNER_KEY)
+        client.delete(broker_owner.owner_key())
         monkeypatch.setattr(broker_owner, "app", app)
         yield url
-        client.delete(broker_owner.OWNER_KEY)
+        client.delete(broker_owner.owner_key())
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -32,22 +32,22 @@ def test_workers_of_one_database_share_a_broker_without_a_warning(
     db: Database, broker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        broker_owner.check_broker_owner(db, broker)
+        broker_owner.check_broker_owner(db)
     assert errors(caplog) == []
     with redis.Redis.from_url(broker) as client, db.transaction() as tx:
-        assert client.get(broker_owner.OWNER_KEY) == identity(tx).encode()
+        assert client.get(broker_owner.owner_key()) == identity(tx).encode()
 
 
 def test_a_worker_of_another_database_logs_what_it_found_and_what_to_do(
     db: Database, broker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis.Redis.from_url(broker) as client:
-        client.set(broker_owner.OWNER_KEY, "7/staging")
-    broker_owner.check_broker_owner(db, broker)
+        client.set(broker_owner.owner_key(), "7/staging")
+    broker_owner.check_broker_owner(db)
     (logged,) = errors(caplog)
     assert "found 7/staging" in logged
     assert "PIPELINE_BROKER_URL" in logged
-    assert f"delete the key {broker_owner.OWNER_KEY}" in logged
+    assert f"delete the key {broker_owner.owner_key()}" in logged
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://127.0.0.1:1//"])
@@ -56,7 +56,7 @@ def test_an_unreachable_broker_is_no_error_of_the_mark(
 ) -> None:
     with Celery(broker=url, set_as_current=False) as app:
         monkeypatch.setattr(broker_owner, "app", app)
-        broker_owner.check_broker_owner(db, url)
+        broker_owner.check_broker_owner(db)
     assert errors(caplog) == []
 
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.background.scheduler import Scheduler
-from pipeline.celery import _settings
+from pipeline.celery import Installation, _settings
 from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
@@ -40,6 +40,7 @@ def broker(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch, worker_id
     keys = [prefix + queue for queue in QUEUES]
     with redis.Redis.from_url(embedded.broker_url) as client, Celery("pipeline", set_as_current=False) as app:
         app.add_defaults(_settings)
+        app.add_defaults(Installation(app, is_own=True).configure)
         app.conf.broker_transport_options = {**app.conf.broker_transport_options, "global_keyprefix": prefix}
         monkeypatch.setattr(messages, "app", app)
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.telemetry import logs
-from pipeline.telemetry.short_lines import _OUTCOMES, is_shown
+from pipeline.telemetry.logs import _OUTCOMES, is_shown
 from pipeline.telemetry.transition_log import NEEDS_OPERATOR, TRANSITIONS
 from tests.factories import a_run, a_workflow, applied, some_events, stopped
 

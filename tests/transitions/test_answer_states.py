@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
+from pipeline.domain.acts import state_token
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError, StateChangedError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.mutation_state import state_token
 from pipeline.domain.states import MutationId, Phase
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import reconciliation, resolution

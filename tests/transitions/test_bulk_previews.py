@@ -6,14 +6,14 @@ from uuid import uuid4
 
 import pytest
 
-from pipeline.domain.bulk import MAX_ITEMS, BulkAct, NewPreview
+from pipeline.domain.acts import MAX_ITEMS, BulkAct, NewPreview
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError, StaleWriteError
 from pipeline.domain.states import MutationId
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import requests
+from pipeline.store.reads import access as reads_access
 from pipeline.store.schema import BulkPreviewRow
-from pipeline.transitions import api_requests, bulk, resolution, saved_views, workflows
+from pipeline.transitions import access, bulk, resolution, workflows
 from tests.cli import scenarios
 from tests.factories import SOMEBODY, a_workflow
 from tests.support.table_reads import one, rows
@@ -116,44 +116,44 @@ def test_previews_of_a_month_ago_are_deleted(db: Database) -> None:
     db.advance_clock(timedelta(days=31))
     frozen(db)
     with db.transaction() as tx:
-        assert requests.bulk_preview(tx, old.id) is None
+        assert reads_access.bulk_preview(tx, old.id) is None
 
 
 def test_a_request_is_executed_once_per_key_for_a_day(db: Database) -> None:
     def begun(hash_: str = "h") -> Any:
         with db.transaction() as tx:
-            return api_requests.begin(tx, "ada", "k1", hash_)
+            return access.begin_request(tx, "ada", "k1", hash_)
 
     assert begun() is None
     assert begun().status is None, "the first one is still running"
     with db.transaction() as tx:
-        api_requests.save_answer(tx, "ada", "k1", status=201, answer={"body": "x"})
+        access.save_answer(tx, "ada", "k1", status=201, answer={"body": "x"})
     assert (begun().status, begun("other").request_hash) == (201, "h")
     db.advance_clock(timedelta(hours=25))
     assert begun() is None
     with db.transaction() as tx:
-        api_requests.forget(tx, "ada", "k1")
+        access.forget_request(tx, "ada", "k1")
     assert begun("other") is None
 
 
 def test_a_key_whose_process_died_is_free_for_the_same_request_after_a_minute(db: Database) -> None:
     with db.transaction() as tx:
-        assert api_requests.begin(tx, "ada", "k1", "h") is None
+        assert access.begin_request(tx, "ada", "k1", "h") is None
     db.advance_clock(timedelta(minutes=2))
     with db.transaction() as tx:
-        assert api_requests.begin(tx, "ada", "k1", "another") is not None
-        assert api_requests.begin(tx, "ada", "k1", "h") is None
+        assert access.begin_request(tx, "ada", "k1", "another") is not None
+        assert access.begin_request(tx, "ada", "k1", "h") is None
 
 
 def test_a_saved_view_is_replaced_by_its_name_and_deleted_by_its_owner(db: Database) -> None:
     with db.transaction() as tx:
-        saved_views.save(tx, "ada", "mine", page="inbox", query="kind=approval")
-        saved_views.save(tx, "ada", "mine", page="inbox", query="kind=blocked")
-        assert [view.query for view in requests.saved_views(tx, "ada")] == ["kind=blocked"]
+        access.save_view(tx, "ada", "mine", page="inbox", query="kind=approval")
+        access.save_view(tx, "ada", "mine", page="inbox", query="kind=blocked")
+        assert [view.query for view in reads_access.saved_views(tx, "ada")] == ["kind=blocked"]
         with pytest.raises(NotFoundError):
-            saved_views.delete(tx, "bob", "mine")
-        saved_views.delete(tx, "ada", "mine")
-        assert requests.saved_views(tx, "ada") == []
+            access.delete_view(tx, "bob", "mine")
+        access.delete_view(tx, "ada", "mine")
+        assert reads_access.saved_views(tx, "ada") == []
 
 
 def test_a_note_is_kept_in_the_audit_and_changes_no_state(db: Database) -> None:

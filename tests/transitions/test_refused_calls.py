@@ -21,17 +21,7 @@ from pipeline.domain.states import EventId, Evidence, Phase, Resolver
 from pipeline.domain.values import FailedMutation, NewEvent, RunOutput
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction
-from pipeline.transitions import (
-    events,
-    mutations,
-    reconciliation,
-    registration,
-    runs,
-    sessions,
-    starts,
-    stops,
-    workflows,
-)
+from pipeline.transitions import events, mutations, reconciliation, registration, runs, starts, stops, workflows
 from pipeline.transitions.starts import LockedWorkflow
 from tests.factories import (
     LEASE,
@@ -201,7 +191,7 @@ def test_transitions_of_sets_return_nothing_for_unknown_ids(db: Database) -> Non
         assert stops.rescue(tx, [uuid4()]) == ()
         assert runs.mark_dispatched(tx, [uuid4()]) == ()
         assert reconciliation.escalate(tx, [uuid4()], "nobody knows") == ()
-        assert sessions.finish(tx, [uuid4()]) == ()
+        assert workflows.finish_sessions(tx, [uuid4()]) == ()
 
 
 def test_an_event_lost_to_another_run_by_a_deploy_is_tried_again_and_is_not_the_authors_fault(db: Database) -> None:

@@ -11,7 +11,7 @@ from pipeline import PrepareResult, Retention, TransientError
 from pipeline.store.database import Database, Statement
 from pipeline.store.writes.sessions import MAX_COUNTED_RUNS
 from pipeline.testing import Does, Inline, assert_consumed, assert_runs
-from pipeline.transitions import housekeeping, sessions
+from pipeline.transitions import housekeeping, workflows
 from tests.support.concurrent_transactions import meanwhile, wait_until_blocked_by
 from tests.support.rule import rule
 from tests.support.scripted_consumers import Shop
@@ -59,7 +59,7 @@ def test_a_run_that_is_dropped_while_its_session_ends_is_counted_once(db: Databa
     run.advance(timedelta(hours=3))
     with db.transaction() as tx:
         housekeeping.prune_page(tx, "events")
-    with meanwhile(db, lambda tx: sessions.finish(tx, [session(db).id])) as finish:
+    with meanwhile(db, lambda tx: workflows.finish_sessions(tx, [session(db).id])) as finish:
         with db.transaction() as tx:
             assert housekeeping.prune_page(tx, "runs", limit=2).dropped == 2
             ended = finish()

@@ -12,7 +12,7 @@ from pipeline.domain.states import EventId, Evidence, MutationOutcome, Phase, Re
 from pipeline.domain.values import AppliedMutation, FailedMutation
 from pipeline.domain.workflows import WorkflowStatus
 from pipeline.store.database import Database, Statement
-from pipeline.transitions import mutations, resolution, sessions, starts, workflows
+from pipeline.transitions import mutations, resolution, starts, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -144,7 +144,7 @@ def test_a_commit_consumes_saves_the_state_ends_the_run_and_counts_in_its_sessio
     assert run.finished_at is not None
     assert (event_status(db, event), _state(db)) == ("consumed", {"sent": 1})
     with db.transaction() as tx:
-        sessions.finish(tx, [run.session_id])
+        workflows.finish_sessions(tx, [run.session_id])
     assert session_of(db, run).run_count == 1
 
 
@@ -205,8 +205,8 @@ def test_a_session_without_work_left_is_finished_as_completed(db: Database) -> N
     some_events(db, "m1")
     run = a_run(db, Phase.COMMITTED)
     with db.transaction() as tx:
-        assert sessions.finish(tx, [run.session_id]) == (run.session_id,)
-        assert sessions.finish(tx, [run.session_id]) == ()
+        assert workflows.finish_sessions(tx, [run.session_id]) == (run.session_id,)
+        assert workflows.finish_sessions(tx, [run.session_id]) == ()
     assert session_of(db, run).result == "completed"
 
 
@@ -214,7 +214,7 @@ def test_a_session_with_an_active_run_is_not_finished(db: Database) -> None:
     a_workflow(db)
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
-        assert sessions.finish(tx, [run.session_id]) == ()
+        assert workflows.finish_sessions(tx, [run.session_id]) == ()
 
 
 @rule("X-C18")

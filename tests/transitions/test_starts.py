@@ -1,7 +1,7 @@
 """Which events a run is shown, when a consumer is due, and how many runs may be active."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -10,7 +10,7 @@ from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import EventId, Phase, PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import work
 from pipeline.store.schema import RunRow
 from pipeline.transitions import events, runs, starts
@@ -30,6 +30,19 @@ from tests.factories import (
 )
 from tests.support.table_reads import one, rows
 from tests.support.transition_steps import watermark_at_least
+
+
+class UpdatesRow(Protocol):
+    """How many updates of deliveries this session made, and how many of them wrote no index."""
+
+    number: int
+    without_index: int
+
+
+_UPDATES = Statement[UpdatesRow]("""
+SELECT n_tup_upd AS number, n_tup_hot_upd AS without_index FROM pg_stat_xact_user_tables
+WHERE relid = 'pipeline.deliveries'::regclass
+""")
 
 
 def test_a_workflow_with_concurrency_one_shows_its_run_everything_pending(db: Database) -> None:
@@ -53,6 +66,16 @@ def test_runs_of_a_parallel_workflow_get_slices_that_do_not_overlap(db: Database
         assert starts.start(tx, "billing", "send").hold_reason == "full"
         shown = [[row.id for row in work.reservable_events(tx, run, IN)] for run in (*first, *second)]
     assert shown == slices
+
+
+def test_offering_events_without_a_key_writes_no_index(db: Database) -> None:
+    a_workflow(db, concurrency=2, batch=10)
+    some_events(db, *[f"m{n}" for n in range(20)])
+    with db.transaction() as tx:
+        (before,) = tx.all(_UPDATES)
+        assert len(starts.start(tx, "billing", "send", count=2).runs) == 2
+        (after,) = tx.all(_UPDATES)
+    assert (after.number - before.number, after.without_index - before.without_index) == (20, 20)
 
 
 def test_a_run_cannot_reserve_what_was_offered_to_another(db: Database) -> None:

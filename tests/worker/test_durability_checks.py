@@ -12,7 +12,7 @@ from pipeline.config import Settings
 from pipeline.embedded import binaries, servers, supervisor
 from pipeline.store import connections
 from pipeline.store.database import Database
-from pipeline.store.reads.durability import durability_findings
+from pipeline.store.reads.invariants import durability_findings
 from pipeline.worker.startup_checks import UnsafeError, require_safe
 from tests.support import databases
 from tests.support.scripted_consumers import Shop

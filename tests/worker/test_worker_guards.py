@@ -23,7 +23,7 @@ from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.leases import Leases
 from pipeline.worker.runner import Runner, process_name
 from pipeline.worker.settings import WorkerPolicy
-from pipeline.worker.startup_checks import UnsafeError, require_safe
+from pipeline.worker.startup_checks import UnsafeError, require_pool, require_safe
 from tests.factories import LEASE, a_run, a_workflow, claimed_next, held, some_events, the_run
 from tests.support.scripted_consumers import Shop, each_once, take_one
 from tests.support.statement_events import Listener, observed
@@ -381,3 +381,10 @@ def test_a_workflow_that_feeds_itself_for_ever_is_reported(db: Database) -> None
     run.publish(rounds, 0)
     with pytest.raises(AssertionError, match="still busy after 30 messages"):
         run.run(max_messages=30)
+
+
+@pytest.mark.parametrize("pool", ["celery.concurrency.gevent", "celery.concurrency.eventlet:TaskPool"])
+def test_a_pool_of_greenlets_is_refused_in_a_sentence(pool: str) -> None:
+    with pytest.raises(UnsafeError, match="cannot keep leases alive; use prefork, threads or solo"):
+        require_pool(pool)
+    require_pool("celery.concurrency.prefork")

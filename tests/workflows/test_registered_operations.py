@@ -13,7 +13,7 @@ from pipeline.domain.errors import PayloadError
 from pipeline.domain.operations import MAX_MESSAGE_IDS, OperationSpec
 from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline
-from pipeline.transitions.operations import register_operations
+from pipeline.transitions.registration import register_operations
 
 _VERSIONS = Statement[Any](
     "SELECT operation, CAST(xmin AS text) AS version FROM pipeline.operations ORDER BY operation"

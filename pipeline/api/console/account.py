@@ -6,11 +6,10 @@ from uuid import UUID
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from pipeline.admin import saved_views
+from pipeline.admin import attention
 from pipeline.admin.access import DEFAULT_LIFETIME, Access, CreatedToken
 from pipeline.api.access import Admin, Caller, Viewer
-from pipeline.api.console.lists import chosen
-from pipeline.api.console.page import Fields, field, own_path, page, redirect, refusal
+from pipeline.api.console.page import Fields, chosen, field, own_path, page, redirect, refusal
 from pipeline.api.context import services
 from pipeline.api.rendering import THEME_COOKIE, THEMES, Message, url
 from pipeline.domain.access import Rights, Role
@@ -44,7 +43,7 @@ def save_view(request: Request, form: Fields, caller: Viewer) -> Response:
     """Keep the filter of a page under a name."""
     shown, query = own_path(field(form, "page"), "/"), field(form, "query")
     try:
-        saved_views.save_view(services(request).db, caller.name, field(form, "name"), page=shown, query=query)
+        attention.save_view(services(request).db, caller.name, field(form, "name"), page=shown, query=query)
     except PipelineError as error:
         status, message = refusal(error)
         return _page(request, caller, status=status, messages=(message,))
@@ -54,7 +53,7 @@ def save_view(request: Request, form: Fields, caller: Viewer) -> Response:
 @router.post("/account/views/delete")
 def delete_view(request: Request, form: Fields, caller: Viewer) -> Response:
     """Delete a saved view."""
-    saved_views.delete_view(services(request).db, caller.name, field(form, "name"))
+    attention.delete_view(services(request).db, caller.name, field(form, "name"))
     return redirect(request, "/account", done="saved")
 
 
@@ -104,7 +103,7 @@ def _page(
         "account.html",
         status=status,
         messages=messages,
-        views=saved_views.list_views(db, caller.name),
+        views=attention.list_views(db, caller.name),
         tokens=tokens,
         created=created,
         roles=list(Role),

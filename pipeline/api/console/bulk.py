@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import FormData, UploadFile
 
-from pipeline.admin import incidents, provider_export
+from pipeline.admin import attention, provider_export
 from pipeline.admin.bulk import BulkActs, ImportOptions, MutationSelection
 from pipeline.admin.given_results import NO_RESULT, GivenResult
 from pipeline.admin.provider_export import RowResults
@@ -21,11 +21,11 @@ from pipeline.api.access import Caller, Operator
 from pipeline.api.console.inbox_list import BULK_ACTS
 from pipeline.api.console.page import Fields, field, page, redirect, refusal
 from pipeline.api.console.result_form import parsed_json
-from pipeline.api.console.waiting import waiting_items
 from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message
-from pipeline.domain.bulk import BulkAct
+from pipeline.domain.acts import BulkAct
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
+from pipeline.text import parse_id
 
 router = APIRouter()
 
@@ -71,7 +71,11 @@ def preview_events(request: Request, form: Fields, caller: Operator) -> Response
     only = QuarantineFilter(
         workflow=field(form, "workflow") or None,
         handler=field(form, "handler") or None,
-        event_ids=tuple(int(each) for each in form.getlist("events") if isinstance(each, str) and each.isdecimal()),
+        event_ids=tuple(
+            number
+            for each in form.getlist("events")
+            if isinstance(each, str) and (number := parse_id(each)) is not None
+        ),
     )
     found = services(request)
     try:
@@ -100,8 +104,8 @@ def commit(request: Request, preview_id: UUID, form: Fields, caller: Operator) -
             raise InvalidInputError(
                 f"This sends requests, and their number {count} was not typed to confirm it. Nothing was changed."
             )
-        expected = int(count) if count.isdecimal() else -1
-        acts.commit(preview_id, caller.actor(field(form, "reason")), count=expected)
+        expected = parse_id(count)
+        acts.commit(preview_id, caller.actor(field(form, "reason")), count=-1 if expected is None else expected)
     except PipelineError as error:
         status, message = refusal(error)
         reason = field(form, "reason")
@@ -155,8 +159,10 @@ def _choose(
     form: FormData | None = None,
 ) -> HTMLResponse:
     """Show which items are meant and which acts there are."""
-    waiting = waiting_items(services(request), caller)
-    incident = next((each for each in waiting.incidents if each.id == incident_id), None)
+    found, incident = services(request), None
+    if incident_id:
+        named = (each for each in attention.open_incidents(found.resolutions) if each.id == incident_id)
+        incident = next((each for each in named if all(map(caller.can_see_workflow, each.workflows))), None)
     if incident_id and incident is None:
         raise NotFoundError("open incident", incident_id, hint="It may have been resolved meanwhile.")
     typed = {key: value for key, value in form.items() if isinstance(value, str)} if form else {}
@@ -170,7 +176,7 @@ def _choose(
         incident=incident,
         ids=_ids(form) if form else (),
         acts=[(key, label, _CONSEQUENCES[BulkAct(key)]) for key, label in BULK_ACTS],
-        workflows=sorted({each.workflow for each in waiting.items if each.workflow}),
+        workflows=sorted({name for _, name in attention.counts(found.db) if name and caller.can_see_workflow(name)}),
         typed={**dict(request.query_params), **typed},
     )
 
@@ -209,7 +215,7 @@ def _ids(form: FormData) -> tuple[UUID, ...]:
 def _selection(found: Services, caller: Caller, form: FormData) -> MutationSelection:
     """Return which mutations are meant: an incident, those selected, or all that a filter matches."""
     if incident_id := field(form, "incident"):
-        summaries = incidents.incident_mutations(found.resolutions, incident_id)
+        summaries = attention.incident_mutations(found.resolutions, incident_id)
         return MutationSelection(ids=tuple(each.id for each in summaries if caller.can_see_workflow(each.workflow)))
     if ids := _ids(form):
         return MutationSelection(ids=ids)

@@ -3,13 +3,14 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from pipeline.admin import breakers, dead_letters
+from pipeline.admin import dead_letters, operations
 from pipeline.admin.operations import grade_of, registered_operations
-from pipeline.api.access import Admin, Caller, Operator, Viewer
+from pipeline.api.access import Caller, Operator, Viewer, require
 from pipeline.api.console.page import Fields, field, own_path, page, redirect, refusal
 from pipeline.api.console.question import GRADES
 from pipeline.api.context import services
 from pipeline.api.rendering import Message
+from pipeline.domain.access import Role
 from pipeline.domain.errors import InvalidInputError, PipelineError
 
 router = APIRouter()
@@ -29,13 +30,13 @@ def switch_breaker(request: Request, form: Fields, caller: Operator) -> Response
         if operation not in {f"{each.connector}.{each.operation}" for each in registered_operations(found.db)}:
             raise InvalidInputError(f"{operation!r} is no registered operation. Nothing was changed.")
         if action == "open":
-            breakers.open_breaker(found.db, operation, caller.actor(field(form, "reason")))
+            operations.open_breaker(found.db, operation, caller.actor(field(form, "reason")))
         else:
-            breakers.close_breaker(found.db, operation, caller.actor(field(form, "reason")), found.dispatch_run)
+            operations.close_breaker(found.db, operation, caller.actor(field(form, "reason")), found.dispatch_run)
     except PipelineError as error:
         status, message = refusal(error)
         return _page(request, caller, status=status, messages=(message,))
-    return redirect(request, "/connectors", done=action)
+    return redirect(request, own_path(field(form, "back"), "/connectors"), done=action)
 
 
 @router.get("/dead-letters")
@@ -45,9 +46,11 @@ def letters(request: Request, caller: Operator) -> HTMLResponse:
 
 
 @router.post("/dead-letters/{act}")
-def act_on_letter(request: Request, act: str, form: Fields, caller: Admin) -> Response:
-    """Send a message back to the workers, or drop it."""
+def act_on_letter(request: Request, act: str, form: Fields, caller: Operator) -> Response:
+    """Send a message back to the workers; an admin may also drop it, which deletes the only copy."""
     found = services(request)
+    if act == "drop":
+        require(Role.ADMIN)(caller)
     acts = {"send-back": dead_letters.send_back, "drop": dead_letters.drop}
     try:
         if found.dead_letters is None or act not in acts:
@@ -61,7 +64,7 @@ def act_on_letter(request: Request, act: str, form: Fields, caller: Admin) -> Re
 
 def _page(request: Request, caller: Caller, *, status: int = 200, messages: tuple[Message, ...] = ()) -> HTMLResponse:
     db = services(request).db
-    known = breakers.open_breakers(db)
+    known = operations.open_breakers(db)
     return page(
         request,
         caller,

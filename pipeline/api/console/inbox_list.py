@@ -8,14 +8,12 @@ from urllib.parse import urlencode
 
 from fastapi import Request
 
-from pipeline.admin.attention import AttentionItem
-from pipeline.admin.incidents import Incident
+from pipeline.admin.attention import AttentionItem, Incident, list_views
 from pipeline.admin.resolutions import MutationSummary
-from pipeline.admin.saved_views import list_views
-from pipeline.api import formats
+from pipeline.api import rendering
 from pipeline.api.access import Caller
 from pipeline.api.console.page import database_now, query_path, quoted
-from pipeline.api.console.waiting import WaitingItems, waiting_items
+from pipeline.api.console.waiting import WaitingItems
 from pipeline.api.context import Services
 from pipeline.domain.errors import quantity
 
@@ -119,9 +117,9 @@ class InboxGroup:
     more_path: str = ""
 
 
-def list_values(request: Request, found: Services, caller: Caller) -> dict[str, Any]:
+def list_values(request: Request, found: Services, caller: Caller, waiting: WaitingItems) -> dict[str, Any]:
     """Return what the list shows."""
-    waiting, only, now = waiting_items(found, caller), InboxFilter.of(request), database_now(found)
+    only, now = InboxFilter.of(request), database_now(found)
     shown = [each for each in waiting.items if only.matches(each, now)]
     shown.sort(key=lambda each: each.kind != "late_effect")  # found too late: the effect may be there twice
     return {
@@ -198,9 +196,9 @@ def _about(each: AttentionItem, mutation: MutationSummary | None, now: datetime)
     if each.kind == "approval":
         parts.append("waits for approval; nothing was sent")
     else:
-        parts.append(formats.first_clause(mutation.error or "no answer"))
+        parts.append(rendering.first_clause(mutation.error or "no answer"))
     if mutation.quiet_until is not None:
-        parts.append(f"may still arrive until {formats.instant(mutation.quiet_until, now)}")
+        parts.append(f"may still arrive until {rendering.instant(mutation.quiet_until, now)}")
     elif each.kind == "indeterminate":
         parts.append(_asked_text(mutation))
     return " · ".join(parts)

@@ -1,7 +1,11 @@
-"""The page of one mutation, and the acts on it."""
+"""The ledger with its filters, the page of one mutation, and the acts on it."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Request
@@ -9,18 +13,31 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import FormData
 
 from pipeline.admin import mutations as admin_mutations
-from pipeline.admin import notes
-from pipeline.admin.mutations import MutationDetail
-from pipeline.admin.resolutions import MutationSummary, ResolutionKind
-from pipeline.admin.second_approvals import open_proposal
+from pipeline.admin.attention import list_views
+from pipeline.admin.mutations import LedgerFilter, MutationDetail
+from pipeline.admin.pages import mutation_page
+from pipeline.admin.resolutions import MutationSummary, ResolutionKind, open_proposal
 from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import inbox_list, question
-from pipeline.api.console.page import Fields, database_now, field, page, redirect, refusal
+from pipeline.api.console.inbox_list import BULK_ACTS
+from pipeline.api.console.page import (
+    Fields,
+    List,
+    chosen,
+    database_now,
+    field,
+    list_page,
+    page,
+    query_path,
+    redirect,
+    refusal,
+)
 from pipeline.api.console.result_form import result_question
-from pipeline.api.console.waiting import waiting_items
+from pipeline.api.console.waiting import WaitingItems, waiting_items
 from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message, render
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
+from pipeline.domain.states import MutationStatus, Resolver
 
 router = APIRouter()
 
@@ -115,16 +132,17 @@ def add_note(request: Request, text: str, form: Fields, caller: Operator) -> Res
     found = services(request)
     shown = _detail(found, caller, text).mutation
     try:
-        notes.add_note(found.db, shown.id, caller.actor(field(form, "note")))
+        admin_mutations.add_note(found.db, shown.id, caller.actor(field(form, "note")))
     except PipelineError as error:
         return _refused(request, caller, text, form, error)
     return redirect(request, f"/m/{shown.id}", done="note")
 
 
 def pane_values(
-    request: Request, found: Services, caller: Caller, text: str, typed: Mapping[str, str] = {}
+    request: Request, caller: Caller, text: str, waiting: WaitingItems, typed: Mapping[str, str] = {}
 ) -> dict[str, Any]:
     """Return what the pane shows about a mutation."""
+    found = services(request)
     detail = _detail(found, caller, text)
     mutation_id = detail.mutation.id
     return {
@@ -134,9 +152,9 @@ def pane_values(
         "asked": question.asked(detail),
         "known": question.known_facts(detail, database_now(found)),
         "grades": question.GRADES,
-        "notes": notes.notes(found.db, mutation_id),
+        "notes": admin_mutations.notes(found.db, mutation_id),
         "watchers": _others(request, caller, mutation_id),
-        "next_item": _next_item(found, caller, mutation_id),
+        "next_item": _next_item(waiting, mutation_id),
         "last_reason": next((each.note for each in reversed(detail.timeline) if each.by and each.note), ""),
         "typed": typed,
         "proposal": open_proposal(found.db, mutation_id),
@@ -153,9 +171,10 @@ def _page(
     typed: Mapping[str, str] = {},
 ) -> HTMLResponse:
     found = services(request)
+    waiting = waiting_items(found, caller)
     values = {
-        **inbox_list.list_values(request, found, caller),
-        **pane_values(request, found, caller, text, typed),
+        **inbox_list.list_values(request, found, caller, waiting),
+        **pane_values(request, caller, text, waiting, typed),
     }
     return page(
         request, caller, "inbox.html", here="inbox", status=status, messages=messages, page_class="item-page", **values
@@ -189,11 +208,96 @@ def _done(request: Request, shown: MutationSummary, act: str) -> Response:
     return redirect(request, f"/m/{shown.id}", done=act)
 
 
-def _next_item(found: Services, caller: Caller, mutation_id: UUID) -> inbox_list.NextItem | None:
-    others = (each for each in waiting_items(found, caller).items if each.mutation_id != mutation_id)
+def _next_item(waiting: WaitingItems, mutation_id: UUID) -> inbox_list.NextItem | None:
+    others = (each for each in waiting.items if each.mutation_id != mutation_id)
     first = next(others, None)
     return None if first is None else inbox_list.NextItem(headline=first.headline, path=inbox_list.item_path(first))
 
 
 def _others(request: Request, caller: Caller, mutation_id: UUID) -> list[str]:
     return services(request).presence.enter(mutation_id, caller.name)
+
+
+_WORDS = ("workflow", "operation", "connector", "status", "error", "age", "by")
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+@router.get("/ledger")
+def ledger(request: Request, caller: Viewer) -> HTMLResponse:
+    """List mutations, newest first."""
+    text = request.query_params.get("q", "").strip()
+    values, problem = {}, None
+    try:
+        values = parsed_words(text)
+        only = ledger_filter({**values, **_fields(request)})
+    except InvalidInputError as error:
+        only, problem = LedgerFilter(), error
+    only = replace(only, within=caller.workflows)
+
+    def read(after: str | None, limit: int) -> Any:
+        if problem is not None:
+            raise problem
+        return mutation_page(services(request).db, only, after=after, limit=limit)
+
+    return list_page(
+        request,
+        caller,
+        "ledger.html",
+        List(request, read),
+        here="ledger",
+        text=text,
+        words={**values, **_fields(request)},
+        chips=_chips(request),
+        bulk_acts=BULK_ACTS,
+        filter_query=urlencode({name: value for name, value in request.query_params.items() if value}),
+        saved_views=[each for each in list_views(services(request).db, caller.name) if each.page == "/ledger"],
+    )
+
+
+def parsed_words(text: str) -> dict[str, str]:
+    """Return the words of a filter line by name. A word without a name is an operation."""
+    found: dict[str, str] = {}
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        if not colon:
+            name, value = "operation", word
+        if name not in _WORDS or not value:
+            raise InvalidInputError(f"{word!r} is no filter; expected name:value with one of: {', '.join(_WORDS)}.")
+        found[name] = value
+    return found
+
+
+def ledger_filter(words: Mapping[str, str]) -> LedgerFilter:
+    """Return the filter that the words describe."""
+    connector, dot, operation = words.get("operation", "").partition(".")
+    status = chosen(MutationStatus, words.get("status"))
+    return LedgerFilter(
+        workflow=words.get("workflow"),
+        connector=words.get("connector") or (connector if dot else None),
+        operation=(operation if dot else connector) or None,
+        statuses=(status,) if status else (),
+        error_type=words.get("error"),
+        older_than=_age(words["age"]) if "age" in words else None,
+        resolved_by=chosen(Resolver, words.get("by")),
+    )
+
+
+def _age(text: str) -> timedelta:
+    match = re.fullmatch(r">?(\d{1,6})([smhd])", text)
+    if match is None:
+        raise InvalidInputError(f"{text!r} is no age; expected one such as >30s, >5m, >1h or >2d.")
+    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+
+
+def _fields(request: Request) -> dict[str, str]:
+    return {name: value for name in _WORDS if (value := request.query_params.get(name, "").strip())}
+
+
+def _chips(request: Request) -> list[tuple[str, str, bool]]:
+    """Return the statuses as chips: label, path, and whether it is chosen."""
+    here = request.query_params.get("status", "")
+    kept = {name: value for name, value in request.query_params.items() if name not in ("status", "after")}
+    return [
+        (str(each), query_path("/ledger", **{**kept, "status": "" if each == here else str(each)}), each == here)
+        for each in MutationStatus
+    ]

@@ -1,21 +1,25 @@
-"""What every page of the console shares: the clock, the count of what waits, forms, and where to go after an act."""
+"""What every page of the console shares: clock, count of what waits, forms, cursors, where to go after an act."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.datastructures import FormData
 
+from pipeline.admin.pages import Page
 from pipeline.admin.problem_types import problem_type
 from pipeline.api.access import Caller
-from pipeline.api.console.waiting import waiting_items
+from pipeline.api.console.waiting import waiting_count
 from pipeline.api.context import Services, services
 from pipeline.api.rendering import Message, render, url
+from pipeline.api.security import local_path
 from pipeline.domain.access import Role
-from pipeline.domain.errors import PipelineError, StateChangedError
+from pipeline.domain.errors import InvalidInputError, PipelineError, StateChangedError
 
 #: What is shown after an act, by the word in the query of the page after it.
 DONE = {
@@ -83,7 +87,7 @@ def page(
         "flower_url": found.settings.flower_url,
     }
     if given["waiting"] is None:
-        given["waiting"] = waiting_items(found, caller).count
+        given["waiting"] = waiting_count(found, caller)
     return render(request, template, status=status, **given, **values)
 
 
@@ -117,3 +121,53 @@ def query_path(path: str, **values: object) -> str:
 def quoted(value: object) -> str:
     """Return a value as one segment of a path."""
     return quote(str(value), safe="")
+
+
+PAGE_SIZE = 50
+EnumT = TypeVar("EnumT", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """A list that is read page by page."""
+
+    request: Request
+    read: Callable[[str | None, int], Page[Any]]
+
+
+def chosen(kind: type[EnumT], text: str | None) -> EnumT | None:
+    """Return the member that a query names; None if it names none."""
+    if not text:
+        return None
+    if text not in set(kind):
+        raise InvalidInputError(f"{text!r} is not known; expected one of: {', '.join(kind)}.")
+    return kind(text)
+
+
+def list_page(
+    request: Request, caller: Caller, template: str, listed: List, *, here: str, **values: Any
+) -> HTMLResponse:
+    """Render one page of a list. A filter that is refused shows an empty list and the reason."""
+    status, messages = 200, tuple[Message, ...]()
+    found: Page[Any] = Page(items=(), next=None)
+    try:
+        found = listed.read(request.query_params.get("after") or None, PAGE_SIZE)
+    except PipelineError as error:
+        status, message = refusal(error)
+        messages = (message,)
+    kept = {name: value for name, value in request.query_params.items() if value and name != "after"}
+    path = local_path(request.scope)
+    return page(
+        request,
+        caller,
+        template,
+        here=here,
+        status=status,
+        messages=messages,
+        items=found.items,
+        next_path=f"{path}?{urlencode({**kept, 'after': found.next})}" if found.next else "",
+        first_path=f"{path}?{urlencode(kept)}" if request.query_params.get("after") else "",
+        is_searched=found.next is not None and len(found.items) < PAGE_SIZE,
+        kept=kept,
+        **values,
+    )

@@ -10,11 +10,11 @@ from starlette.datastructures import FormData
 from pipeline.admin.given_results import NO_RESULT, GivenResult
 from pipeline.admin.mutations import MutationDetail
 from pipeline.admin.resolutions import MutationSummary, ResolutionKind
-from pipeline.api import formats
+from pipeline.api import rendering
 from pipeline.api.console.page import field
 from pipeline.api.console.result_form import ResultQuestion, result_question, typed_result
-from pipeline.domain.declared_results import ResultForm
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.operations import ResultForm
 from pipeline.domain.states import MutationStatus
 
 #: Facts about a grade, for a person who never saw one.
@@ -78,8 +78,8 @@ def asked(detail: MutationDetail) -> Asked:
 def known_facts(detail: MutationDetail, now: datetime) -> list[str]:
     """Return what is known about a request whose outcome is unknown, one sentence each."""
     mutation, sent = detail.mutation, _entry(detail, "sent")
-    facts = [f"Sent at {formats.instant(sent.at, now)} UTC." if sent else "It may have been sent."]
-    facts += formats.clauses(mutation.error or "no clear answer came")
+    facts = [f"Sent at {rendering.instant(sent.at, now)} UTC." if sent else "It may have been sent."]
+    facts += rendering.clauses(mutation.error or "no clear answer came")
     if not mutation.can_try_again:
         facts.append("The connector cannot ask whether it happened.")
     return facts

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.domain.declared_results import DeclaredResult, ResultForm, result_form, result_template
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.operations import DeclaredResult, ResultForm, result_form, result_template
 
 _PREFIX = "result."
 _TEXT_TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean"}

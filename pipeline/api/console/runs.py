@@ -9,8 +9,7 @@ from pipeline.admin import runs as admin_runs
 from pipeline.admin.pages import run_page
 from pipeline.admin.runs import RunDetail, RunFilter
 from pipeline.api.access import Viewer
-from pipeline.api.console.lists import List, chosen, list_page
-from pipeline.api.console.page import page
+from pipeline.api.console.page import List, chosen, list_page, page
 from pipeline.api.context import services
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.states import Phase, RunStatus
@@ -46,7 +45,7 @@ def runs(request: Request, caller: Viewer) -> HTMLResponse:
 def run(request: Request, text: str, caller: Viewer) -> HTMLResponse:
     """Show one run."""
     found = services(request)
-    detail = admin_runs.detail(found.db, text)
+    detail = admin_runs.detail(found.db, text, with_data=caller.can_see_payloads)
     if not caller.can_see_workflow(detail.run.workflow):
         raise NotFoundError("run", text)
     trace = found.settings.trace_url.replace("{trace_id}", detail.trace_id)

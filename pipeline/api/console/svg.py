@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from pipeline.api.formats import cleaned
+from pipeline.api.rendering import cleaned
 
 _WIDTH, _HEIGHT = 300.0, 64.0
 _NODE_WIDTH, _NODE_HEIGHT, _COLUMN_GAP, _ROW_GAP = 176, 40, 64, 16

@@ -1,16 +1,67 @@
-"""The system: workers, sweeps, queues, versions, settings, and what the doctor finds. And the search."""
+"""The system: workers, sweeps, queues, versions, settings, and what the doctor finds. Audit and search, too."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from pipeline.admin import doctor
+from pipeline.admin import system as admin_system
+from pipeline.admin.audit import AuditFilter
+from pipeline.admin.pages import audit_page
 from pipeline.admin.search import SearchHit, search
-from pipeline.admin.system import system_report
+from pipeline.admin.system import Health, system_report
+from pipeline.api import rendering
 from pipeline.api.access import Caller, Operator, Viewer
-from pipeline.api.console.health import health_report
-from pipeline.api.console.page import page, quoted, redirect
-from pipeline.api.context import services
+from pipeline.api.console.page import List, list_page, page, quoted, redirect
+from pipeline.api.context import Services, services
 from pipeline.domain.access import Role
+from pipeline.domain.errors import InvalidInputError, quantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """One part of the system."""
+
+    is_well: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthReport:
+    """Since when nothing waits, and whether each part is well."""
+
+    idle_since: datetime | None  #: the last act in the audit; None: there was none
+    checks: tuple[HealthCheck, ...]
+
+
+def health_report(found: Services) -> HealthReport:
+    """Return whether workers, beat and the doctor are well."""
+    health = admin_system.health(found.db, found.sweep_periods)
+    return HealthReport(idle_since=health.last_act_at, checks=tuple(_checks(health)))
+
+
+def _checks(health: Health) -> Iterator[HealthCheck]:
+    gone = f"; {quantity(health.gone_workers, 'worker')} did not end in order" if health.gone_workers else ""
+    running = f"{quantity(health.workers, 'worker')} run" + ("s" if health.workers == 1 else "")
+    workers = running if health.are_workers_well else "No worker runs"
+    yield HealthCheck(is_well=health.are_workers_well, text=f"{workers}{gone}.")
+    late = ", ".join(health.late_sweeps)
+    beat = "Beat runs every sweep in time." if health.is_beat_well else f"Sweeps are late: {late}. Is beat running?"
+    yield HealthCheck(is_well=health.is_beat_well, text=beat)
+    yield HealthCheck(is_well=health.is_doctor_well, text=_doctor_text(health))
+
+
+def _doctor_text(health: Health) -> str:
+    if health.doctor_at is None:
+        return "The doctor has not checked yet."
+    ago = f"{rendering.duration(health.at - health.doctor_at)} ago"
+    if health.broken:
+        return f"The doctor found {quantity(health.broken, 'broken invariant')} {ago}."
+    return f"The doctor found every invariant intact {ago}."
+
 
 router = APIRouter()
 
@@ -27,7 +78,7 @@ def system(request: Request, caller: Viewer) -> HTMLResponse:
 def run_doctor(request: Request, caller: Operator) -> HTMLResponse:
     """Check every invariant now."""
     found = services(request)
-    return _page(request, caller, findings=doctor.findings(found.db))
+    return _page(request, caller, findings=admin_system.findings(found.db))
 
 
 @router.get("/search")
@@ -58,3 +109,25 @@ def _page(request: Request, caller: Caller, *, findings: object = None) -> HTMLR
         findings=findings,
         can_see_settings=caller.role.covers(Role.OPERATOR) and caller.workflows is None,
     )
+
+
+@router.get("/audit")
+def audit(request: Request, caller: Viewer) -> HTMLResponse:
+    """List acts, newest first."""
+    asked = request.query_params
+    only = AuditFilter(
+        actor=asked.get("actor") or None,
+        act=asked.get("act") or None,
+        workflow=asked.get("workflow") or None,
+        mutation_id=_uuid(asked.get("mutation")),
+        within=caller.workflows,
+    )
+    listed = List(request, lambda after, limit: audit_page(services(request).db, only, after=after, limit=limit))
+    return list_page(request, caller, "audit.html", listed, here="audit", only=only)
+
+
+def _uuid(text: str | None) -> UUID | None:
+    try:
+        return UUID(text) if text else None
+    except ValueError:
+        raise InvalidInputError(f"{text!r} is not the id of a mutation; expected a UUID.") from None

@@ -3,14 +3,12 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from pipeline.admin import attention, incidents
-from pipeline.admin.attention import AttentionItem
-from pipeline.admin.incidents import Incident
+from pipeline.admin import attention
+from pipeline.admin.attention import AttentionItem, Incident
 from pipeline.admin.resolutions import MutationSummary
 from pipeline.api.access import Caller
 from pipeline.api.context import Services
@@ -45,7 +43,12 @@ _lock = threading.Lock()
 
 def waiting_items(services: Services, caller: Caller) -> WaitingItems:
     """Return what waits in the scope of a caller."""
-    return _scoped(_shared_read(services), caller)
+    return _scoped(services, _shared_read(services), caller)
+
+
+def waiting_count(services: Services, caller: Caller) -> int:
+    """Return how much waits in the scope of a caller, without reading the items."""
+    return _counts(services, caller).total()
 
 
 def _shared_read(services: Services) -> WaitingItems:
@@ -62,15 +65,17 @@ def _shared_read(services: Services) -> WaitingItems:
 
 
 def _read(services: Services) -> WaitingItems:
-    items = attention.items(services.resolutions, limit=MAX_OF_KIND, recent=None)
+    resolutions = services.resolutions
+    groups = attention.open_incidents(resolutions)
+    unknown = resolutions.unresolved_mutations(limit=MAX_OF_KIND)
+    mutations = (*unknown, *resolutions.pending_approvals(limit=MAX_OF_KIND))
+    items = attention.items(resolutions, limit=MAX_OF_KIND, recent=None, incidents=groups, mutations=mutations)
     count = _dead_letter_count(services)
     items += [attention.dead_letters(count)] if count else []
-    unknown = services.resolutions.unresolved_mutations(limit=MAX_OF_KIND)
-    approvals = services.resolutions.pending_approvals(limit=MAX_OF_KIND)
     return WaitingItems(
         items=tuple(items),
-        incidents=tuple(incidents.open_incidents(services.resolutions)),
-        mutations={each.id: each for each in (*unknown, *approvals)},
+        incidents=tuple(groups),
+        mutations={each.id: each for each in mutations},
         counts=Counter(),
     )
 
@@ -81,18 +86,19 @@ def _dead_letter_count(services: Services) -> int:
     return (found or {}).get(_DEAD_LETTERS, 0)
 
 
-def _scoped(found: WaitingItems, caller: Caller) -> WaitingItems:
+def _scoped(services: Services, found: WaitingItems, caller: Caller) -> WaitingItems:
     items = [each for each in found.items if caller.workflows is None or each.workflow in caller.workflows]
     groups = [each for each in found.incidents if all(map(caller.can_see_workflow, each.workflows))]
     return WaitingItems(
-        items=tuple(items), incidents=tuple(groups), mutations=found.mutations, counts=_counts(items, groups)
+        items=tuple(items), incidents=tuple(groups), mutations=found.mutations, counts=_counts(services, caller)
     )
 
 
-def _counts(items: Sequence[AttentionItem], groups: Sequence[Incident]) -> Counter[str]:
-    """Count by kind. Incidents know of more unknown outcomes than are listed."""
-    found = Counter(each.kind for each in items)
-    unknown = max(found["indeterminate"], sum(each.count for each in groups))
-    if unknown:
-        found["indeterminate"] = unknown
-    return found
+def _counts(services: Services, caller: Caller) -> Counter[str]:
+    """Count by kind what waits in the scope of a caller."""
+    found = Counter[str]()
+    for (kind, workflow), number in attention.counts(services.db).items():
+        if caller.workflows is None or workflow in caller.workflows:
+            found[kind] += number
+    letters = _dead_letter_count(services) if caller.workflows is None else 0
+    return found + Counter(dead_letter=letters)  # without kinds of which there is none

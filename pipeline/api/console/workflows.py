@@ -10,10 +10,9 @@ from markupsafe import Markup
 
 from pipeline.admin import workflows as admin_workflows
 from pipeline.admin.controls import ControlResult, WorkflowControls
-from pipeline.admin.graph import GraphNode, NodeKind, topic_graph
-from pipeline.admin.history import HistoryPoint, all_histories, workflow_history
-from pipeline.admin.workflows import WorkflowDetail
-from pipeline.api import formats
+from pipeline.admin.throughput import HistoryPoint, all_histories, workflow_history
+from pipeline.admin.workflows import GraphNode, NodeKind, WorkflowDetail, topic_graph
+from pipeline.api import rendering
 from pipeline.api.access import Caller, Operator, Viewer
 from pipeline.api.console import svg
 from pipeline.api.console.page import Fields, field, own_path, page, query_path, quoted, redirect, refusal
@@ -174,16 +173,16 @@ def _chart(title: str, values: list[float | None], shown: Callable[[float], str]
 
 
 def _per_minute(rate: float) -> str:
-    return f"{formats.number(round(rate * 60, 1))}/min"
+    return f"{rendering.number(round(rate * 60, 1))}/min"
 
 
 _SERIES: tuple[tuple[str, Callable[[HistoryPoint], float | None], Callable[[float], str]], ...] = (
     ("Committed runs", lambda point: point.committed, _per_minute),
     ("Published events", lambda point: point.published, _per_minute),
-    ("Backlog", lambda point: float(point.backlog), formats.number),
-    ("Age of the oldest", lambda point: point.oldest_age, formats.duration),
+    ("Backlog", lambda point: float(point.backlog), rendering.number),
+    ("Age of the oldest", lambda point: point.oldest_age, rendering.duration),
     ("Unknown outcomes, share", lambda point: point.uncertain_share, lambda share: f"{share:.0%}"),
-    ("Unknown outcomes, open", lambda point: float(point.unresolved), formats.number),
+    ("Unknown outcomes, open", lambda point: float(point.unresolved), rendering.number),
 )
 
 

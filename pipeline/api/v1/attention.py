@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from pipeline.admin import attention, incidents
+from pipeline.admin import attention
 from pipeline.api.access import Viewer
 from pipeline.api.v1.models import AttentionView, IncidentView, PageView
 from pipeline.api.v1.parameters import Found, NameFilter
@@ -38,7 +38,7 @@ def list_incidents(found: Found, caller: Viewer, workflow: NameFilter = None) ->
     """List unknown outcomes that are alike as incidents, which can be resolved as one."""
     if workflow is not None:
         caller.check_workflow(workflow)
-    listed = incidents.open_incidents(found.resolutions, workflow=workflow)
+    listed = attention.open_incidents(found.resolutions, workflow=workflow)
     visible = [each for each in listed if all(caller.can_see_workflow(name) for name in each.workflows)]
     return PageView(items=[IncidentView.model_validate(each) for each in visible], next=None)
 

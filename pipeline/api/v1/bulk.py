@@ -14,10 +14,10 @@ from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine, QuarantineFilter
 from pipeline.admin.resolutions import KEY, MutationFilter
 from pipeline.api.access import Caller, Operator, Viewer
-from pipeline.api.idempotency import IdempotentRoute
+from pipeline.api.preconditions import IdempotentRoute
 from pipeline.api.v1.models import CommitBody, MutationFilterBody, PreviewBody, PreviewView
 from pipeline.api.v1.parameters import Found, Uuid
-from pipeline.domain.bulk import EVENT_ACTS
+from pipeline.domain.acts import EVENT_ACTS
 from pipeline.domain.errors import InvalidInputError
 
 router = APIRouter(tags=["bulk"], route_class=IdempotentRoute)

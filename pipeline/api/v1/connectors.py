@@ -2,11 +2,11 @@
 
 from fastapi import APIRouter
 
-from pipeline.admin import breakers, dead_letters, operations
+from pipeline.admin import dead_letters, operations
 from pipeline.admin.dead_letters import DeadLetters
 from pipeline.api.access import Admin, Operator, Viewer
 from pipeline.api.context import Services
-from pipeline.api.idempotency import IdempotentRoute
+from pipeline.api.preconditions import IdempotentRoute
 from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     BreakerView,
@@ -33,7 +33,7 @@ def list_operations(found: Found, _: Viewer) -> PageView[OperationView]:
 @router.get("/breakers")
 def list_breakers(found: Found, _: Viewer) -> PageView[BreakerView]:
     """List open circuit breakers: their operations start no new mutation."""
-    listed = breakers.open_breakers(found.db)
+    listed = operations.open_breakers(found.db)
     return PageView(items=[BreakerView.model_validate(each) for each in listed], next=None)
 
 
@@ -41,7 +41,7 @@ def list_breakers(found: Found, _: Viewer) -> PageView[BreakerView]:
 def open_breaker(found: Found, caller: Operator, operation: Name, body: ReasonBody) -> ChangedView:
     """Start no new mutation of an operation until an operator closes its breaker."""
     _require_registered(found, operation)
-    breakers.open_breaker(found.db, operation, caller.actor(body.reason))
+    operations.open_breaker(found.db, operation, caller.actor(body.reason))
     return ChangedView(act="open", subject=operation)
 
 
@@ -49,7 +49,7 @@ def open_breaker(found: Found, caller: Operator, operation: Name, body: ReasonBo
 def close_breaker(found: Found, caller: Operator, operation: Name, body: OptionalReasonBody) -> ChangedView:
     """Start mutations of an operation again."""
     actor = caller.actor(body.reason)
-    was_open = breakers.close_breaker(found.db, operation, actor, found.dispatch_run)
+    was_open = operations.close_breaker(found.db, operation, actor, found.dispatch_run)
     return ChangedView(act="close" if was_open else "none", subject=operation)
 
 
@@ -84,7 +84,7 @@ def _letters(found: Services) -> DeadLetters:
 
 
 def _require_registered(found: Services, operation: str) -> None:
-    breakers.operation_name(operation)
+    operations.operation_name(operation)
     known = [each.name for each in operations.registered_operations(found.db)]
     if known and operation not in known:
-        raise breakers.unknown_operation(operation, known)
+        raise operations.unknown_operation(operation, known)

@@ -1,4 +1,4 @@
-"""Endpoints about events, their deliveries, and events that were quarantined."""
+"""Endpoints that publish events, and about events, their deliveries and the quarantine."""
 
 from typing import Annotated
 
@@ -7,16 +7,20 @@ from fastapi import APIRouter, Query
 from pipeline.admin import events, lookup, pages, trace
 from pipeline.admin.events import EventFilter
 from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineFilter
-from pipeline.api.access import Caller, Operator, Viewer
-from pipeline.api.idempotency import IdempotentRoute
+from pipeline.api.access import Caller, Operator, Publisher, Viewer
+from pipeline.api.preconditions import IdempotentRoute
 from pipeline.api.v1.models import (
     ChangedView,
+    EventBatchBody,
     EventDetailView,
     EventView,
+    NewEventBody,
     OptionalReasonBody,
     PageView,
+    PublishedView,
     QuarantineView,
     ReasonBody,
+    ReceiptView,
     TraceView,
 )
 from pipeline.api.v1.parameters import (
@@ -34,6 +38,7 @@ from pipeline.api.v1.parameters import (
     private_fields,
     require_in_scope,
 )
+from pipeline.client import EventInput, Receipt, publish
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.states import DeliveryStatus
 
@@ -143,3 +148,38 @@ def _act(
     if done.refused:
         raise InvalidInputError("; ".join(done.refused.values()))
     return ChangedView(act=str(action), subject=f"event {event_id} for {handler}")
+
+
+@router.post("/workflows/{workflow}/topics/{topic}/events", status_code=201)
+def publish_event(found: Found, caller: Publisher, workflow: Name, topic: Name, event: NewEventBody) -> ReceiptView:
+    """Publish one event. A message id that was published before changes nothing."""
+    caller.check_workflow(workflow)
+    given = EventInput(topic=topic, **event.model_dump())
+    with found.db.autocommit() as tx:
+        receipt = publish(tx, workflow, [given])
+    return _answer(found, workflow, topic, [event], receipt)
+
+
+@router.post("/workflows/{workflow}/topics/{topic}/events:batch", status_code=201)
+def publish_events(found: Found, caller: Publisher, workflow: Name, topic: Name, batch: EventBatchBody) -> ReceiptView:
+    """Publish up to 1,000 events of one topic: all of them, or none."""
+    caller.check_workflow(workflow)
+    given = [EventInput(topic=topic, **event.model_dump()) for event in batch.events]
+    with found.db.transaction() as tx:
+        receipt = publish(tx, workflow, given, replace=batch.replace)
+    return _answer(found, workflow, topic, batch.events, receipt)
+
+
+def _answer(found: Found, workflow: str, topic: str, events: list[NewEventBody], receipt: Receipt) -> ReceiptView:
+    if receipt.new or receipt.replaced:
+        found.wake_workflow(workflow)
+    outcomes = {
+        **dict.fromkeys(receipt.repeated, "repeated"),
+        **dict.fromkeys(receipt.replaced, "replaced"),
+        **dict.fromkeys(receipt.new, "new"),
+    }
+    return ReceiptView(
+        workflow=workflow,
+        topic=topic,
+        events=[PublishedView(message_id=each.message_id, outcome=outcomes[each.message_id]) for each in events],
+    )

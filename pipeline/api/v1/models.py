@@ -11,7 +11,7 @@ from uuid import UUID
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from pipeline.admin.resolutions import ResolutionKind
-from pipeline.domain.bulk import BulkAct
+from pipeline.domain.acts import BulkAct
 from pipeline.domain.states import DeliveryStatus, MutationStatus
 
 ItemT = TypeVar("ItemT")
@@ -295,6 +295,17 @@ class ActLineView(ApiModel):
     reason: str
 
 
+class ReleaseView(ApiModel):
+    """One version of a workflow's code that workers run."""
+
+    workflow: str
+    version: int = Field(description="of the workflow, as its code declares it")
+    code_version: str = Field(description="as set by the operator; empty if unset")
+    package_version: str = Field(description="of Pipeline")
+    workers: list[str] = Field(description="that run it")
+    since: Instant = Field(description="when the first of these workers started")
+
+
 class WorkflowDetailView(ApiModel):
     """Everything about one workflow."""
 
@@ -307,6 +318,7 @@ class WorkflowDetailView(ApiModel):
     maintenance_since: Instant | None
     handlers: list[HandlerView]
     topics: list[TopicView]
+    releases: list[ReleaseView]
     blocks: list[BlockView]
     acts: list[ActLineView]
 
@@ -339,7 +351,7 @@ class PlannedRunView(ApiModel):
     message_ids: list[str]
     connector: str
     operation: str
-    title: str
+    headline: str
     needs_approval: bool
     problem: str
     is_waiting: bool
@@ -381,6 +393,16 @@ class AdviceView(ApiModel):
     commands: list[str]
 
 
+class RunPlanView(ApiModel):
+    """What the prepare of a run decided. Fields that look like secrets are redacted."""
+
+    reserved: dict[str, int] = Field(description="how many events it reserved, by topic")
+    ui: Any = Field(description="what it shows to people")
+    data: Any = Field(description="what it handed on to mutate and next; null unless `fields=payload`")
+    needs_approval: bool
+    wake_at: Instant | None = Field(description="when its handler asked to be woken")
+
+
 class RunDetailView(ApiModel):
     """Everything about one run."""
 
@@ -393,6 +415,8 @@ class RunDetailView(ApiModel):
     mutation: MutationLineView | None
     timeline: list[TimelineView]
     advice: AdviceView
+    plan: RunPlanView | None = Field(description="null: its prepare has not ended")
+    traceback: str | None = Field(description="where its error was raised, if a handler raised it")
     trace_id: str
 
 
@@ -699,6 +723,7 @@ class AuditView(ApiModel):
     at: Instant
     actor: str
     act: str
+    claimed: bool = Field(description="Whether the actor named itself; no login, token or proxy did.")
     workflow: str | None
     run_id: UUID | None
     mutation_id: UUID | None
@@ -847,6 +872,7 @@ class SystemView(ApiModel):
 
     health: HealthView
     workers: list[WorkerView]
+    releases: list[ReleaseView]
     sweeps: list[SweepView]
     schema_version: str
     expected_schema_version: str

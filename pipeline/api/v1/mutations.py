@@ -7,15 +7,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
-from pipeline.admin import mutations, notes, pages, second_approvals
+from pipeline.admin import mutations, pages, resolutions
 from pipeline.admin.audit import AuditFilter
 from pipeline.admin.given_results import GivenResult
-from pipeline.admin.ledger import LedgerFilter
-from pipeline.admin.mutations import MutationDetail
+from pipeline.admin.mutations import LedgerFilter, MutationDetail
 from pipeline.admin.resolutions import MutationSummary
 from pipeline.api.access import Caller, Operator, Viewer
-from pipeline.api.etags import SeenState, etag_of
-from pipeline.api.idempotency import IdempotentRoute
+from pipeline.api.preconditions import IdempotentRoute, SeenState, etag_of
 from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     AdviceView,
@@ -93,7 +91,7 @@ def show_mutation(
     """Show a mutation: what was attempted, why its outcome is unknown, and what each answer leads to."""
     private = private_fields(caller, fields)
     detail = _detail(found, caller, mutation_id, with_result=PrivateField.RESULT in private)
-    proposal = second_approvals.open_proposal(found.db, mutation_id)
+    proposal = resolutions.open_proposal(found.db, mutation_id)
     response.headers["ETag"] = etag_of(detail.mutation.state)
     return MutationDetailView(
         mutation=_view(detail.mutation, private),
@@ -102,7 +100,7 @@ def show_mutation(
         resolved_at=detail.resolved_at,
         timeline=[TimelineView.model_validate(each) for each in detail.timeline],
         advice=AdviceView.model_validate(detail.advice),
-        notes=[NoteView.model_validate(each) for each in notes.notes(found.db, mutation_id)],
+        notes=[NoteView.model_validate(each) for each in mutations.notes(found.db, mutation_id)],
         proposal=None if proposal is None else ProposalView.model_validate(proposal),
         others=found.presence.enter(mutation_id, caller.name),
     )
@@ -207,14 +205,14 @@ def fetch(found: Found, caller: Operator, response: Response, mutation_id: Uuid,
 def list_notes(found: Found, caller: Viewer, mutation_id: Uuid) -> list[NoteView]:
     """List the notes on a mutation, oldest first."""
     _detail(found, caller, mutation_id)
-    return [NoteView.model_validate(each) for each in notes.notes(found.db, mutation_id)]
+    return [NoteView.model_validate(each) for each in mutations.notes(found.db, mutation_id)]
 
 
 @router.post("/{mutation_id}/notes", status_code=201)
 def add_note(found: Found, caller: Operator, mutation_id: Uuid, body: NoteBody) -> list[NoteView]:
     """Add a note to a mutation. Its state stays."""
     _detail(found, caller, mutation_id)
-    notes.add_note(found.db, mutation_id, caller.actor(body.text))
+    mutations.add_note(found.db, mutation_id, caller.actor(body.text))
     return list_notes(found, caller, mutation_id)
 
 

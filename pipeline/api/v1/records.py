@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
-from pipeline.admin import doctor, lookup, pages, saved_views, search, system
+from pipeline.admin import attention, lookup, pages, search, system
 from pipeline.admin.audit import AuditFilter
 from pipeline.api.access import Viewer
 from pipeline.api.problems import ProblemError
@@ -95,25 +95,25 @@ def run_doctor(found: Found, caller: Viewer) -> DoctorView:
             f"{caller.name} sees some workflows, and the doctor checks the tables of all; expected a caller without a "
             "limit of workflows.",
         )
-    findings = doctor.findings(found.db)
+    findings = system.findings(found.db)
     return DoctorView(is_healthy=not findings, findings=[FindingView.model_validate(each) for each in findings])
 
 
 @router.get("/views")
 def list_views(found: Found, caller: Viewer) -> PageView[SavedViewView]:
     """List the filters that the caller saved, by name."""
-    listed = saved_views.list_views(found.db, caller.name)
+    listed = attention.list_views(found.db, caller.name)
     return PageView(items=[SavedViewView.model_validate(each) for each in listed], next=None)
 
 
 @router.put("/views/{name}")
 def save_view(found: Found, caller: Viewer, name: Name, body: SavedViewBody) -> SavedViewView:
     """Save a filter under a name. One of the same name is replaced."""
-    saved = saved_views.save_view(found.db, caller.name, name, page=body.page, query=body.query)
+    saved = attention.save_view(found.db, caller.name, name, page=body.page, query=body.query)
     return SavedViewView.model_validate(saved)
 
 
 @router.delete("/views/{name}", status_code=204)
 def delete_view(found: Found, caller: Viewer, name: Name) -> None:
     """Delete a filter that the caller saved."""
-    saved_views.delete_view(found.db, caller.name, name)
+    attention.delete_view(found.db, caller.name, name)

@@ -5,20 +5,22 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
-from pipeline.admin import pages, runs, sessions, trace
-from pipeline.admin.runs import RunDetail, RunFilter
-from pipeline.admin.sessions import SessionFilter
+from pipeline.admin import pages, runs, trace
+from pipeline.admin.runs import RunDetail, RunFilter, SessionFilter
 from pipeline.api.access import Caller, Viewer
 from pipeline.api.v1.models import PageView, RunDetailView, RunView, SessionView, TimelineView, TraceView
 from pipeline.api.v1.parameters import (
     After,
+    Fields,
     Found,
     Limit,
     NameFilter,
+    PrivateField,
     Since,
     Until,
     Uuid,
     page_view,
+    private_fields,
     require_in_scope,
 )
 from pipeline.domain.states import Phase, RunStatus
@@ -58,9 +60,10 @@ def list_runs(
 
 
 @router.get("/runs/{run_id}")
-def show_run(found: Found, caller: Viewer, run_id: Uuid) -> RunDetailView:
-    """Show a run: its inputs, outputs, mutation, timeline, and what to do."""
-    return RunDetailView.model_validate(_detail(found, caller, run_id))
+def show_run(found: Found, caller: Viewer, run_id: Uuid, fields: Fields = None) -> RunDetailView:
+    """Show a run: its inputs, plan, outputs, mutation, timeline, and what to do."""
+    private = private_fields(caller, fields)
+    return RunDetailView.model_validate(_detail(found, caller, run_id, with_data=PrivateField.PAYLOAD in private))
 
 
 @router.get("/runs/{run_id}/timeline")
@@ -98,12 +101,12 @@ def list_sessions(
 @router.get("/sessions/{session_id}")
 def show_session(found: Found, caller: Viewer, session_id: Uuid) -> SessionView:
     """Show a session with the cost of its runs."""
-    detail = sessions.detail(found.db, str(session_id))
+    detail = runs.session_detail(found.db, str(session_id))
     require_in_scope(caller, detail.workflow, "session", session_id)
     return SessionView.model_validate(detail)
 
 
-def _detail(found: Found, caller: Caller, run_id: UUID) -> RunDetail:
-    detail = runs.detail(found.db, str(run_id))
+def _detail(found: Found, caller: Caller, run_id: UUID, *, with_data: bool = False) -> RunDetail:
+    detail = runs.detail(found.db, str(run_id), with_data=with_data)
     require_in_scope(caller, detail.run.workflow, "run", run_id)
     return detail

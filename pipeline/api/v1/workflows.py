@@ -5,10 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from pipeline.admin import graph, history, workflows
+from pipeline.admin import throughput, workflows
 from pipeline.admin.controls import ControlResult, WorkflowControls
 from pipeline.api.access import Operator, Viewer
-from pipeline.api.idempotency import IdempotentRoute
+from pipeline.api.preconditions import IdempotentRoute
 from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     ControlView,
@@ -88,7 +88,7 @@ def show_topic_schema(found: Found, caller: Viewer, workflow: Name, topic: Name)
 def show_graph(found: Found, caller: Viewer, workflow: Name) -> GraphView:
     """Show the topics, handlers and operations of a workflow as nodes and edges."""
     caller.check_workflow(workflow)
-    return GraphView.model_validate(graph.topic_graph(found.db, workflow))
+    return GraphView.model_validate(workflows.topic_graph(found.db, workflow))
 
 
 @router.get("/{workflow}/history")
@@ -100,7 +100,7 @@ def show_history(
 ) -> HistoryView:
     """Show throughput, backlog, age and the share of unknown outcomes over time."""
     caller.check_workflow(workflow)
-    return HistoryView.model_validate(history.workflow_history(found.db, workflow, timedelta(seconds=span)))
+    return HistoryView.model_validate(throughput.workflow_history(found.db, workflow, timedelta(seconds=span)))
 
 
 @router.get("/{workflow}/plan")

@@ -1,4 +1,7 @@
-"""Reads of API tokens and logins, by the hash of the secret that a caller presents. Nothing here writes."""
+"""Reads of what callers of the API own: tokens, logins, saved views, previews, proposals, kept answers.
+
+Nothing here writes. Tokens and logins are found by the hash of the secret that a caller presents.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -6,7 +9,7 @@ from uuid import UUID
 
 from pipeline.store.database import Statement, Transaction
 from pipeline.store.rows import ExistsRow, LiveLoginRow, LiveTokenRow
-from pipeline.store.schema import AccessTokenRow
+from pipeline.store.schema import AccessTokenRow, ApiRequestRow, BulkPreviewRow, ProposalRow, SavedViewRow
 
 _IS_LIVE = "t.revoked_at IS NULL AND t.expires_at > pipeline.clock()"
 
@@ -56,3 +59,34 @@ def token(tx: Transaction, token_id: UUID) -> AccessTokenRow | None:
 def has_live_token(tx: Transaction) -> bool:
     """Whether any token can be used now."""
     return tx.one(_HAS_LIVE_TOKEN).is_found
+
+
+_PREVIEW = Statement[BulkPreviewRow]("SELECT * FROM pipeline.bulk_previews WHERE id = :id")
+_API_REQUEST = Statement[ApiRequestRow]("SELECT * FROM pipeline.api_requests WHERE caller = :caller AND key = :key")
+_SAVED_VIEWS = Statement[SavedViewRow]("""
+SELECT * FROM pipeline.saved_views WHERE owner = :owner ORDER BY name LIMIT :limit
+""")
+
+_OPEN_PROPOSAL = Statement[ProposalRow]("""
+SELECT * FROM pipeline.proposals WHERE mutation_id = :mutation_id AND closed_at IS NULL
+""")
+
+
+def open_proposal(tx: Transaction, mutation_id: UUID) -> ProposalRow | None:
+    """Return the answer about a mutation that waits for a second person."""
+    return tx.first(_OPEN_PROPOSAL, mutation_id=mutation_id)
+
+
+def bulk_preview(tx: Transaction, preview_id: UUID) -> BulkPreviewRow | None:
+    """Return a preview with its items."""
+    return tx.first(_PREVIEW, id=preview_id)
+
+
+def api_request(tx: Transaction, caller: str, key: str) -> ApiRequestRow | None:
+    """Return the request that a caller made under a key."""
+    return tx.first(_API_REQUEST, caller=caller, key=key)
+
+
+def saved_views(tx: Transaction, owner: str, *, limit: int = 200) -> Sequence[SavedViewRow]:
+    """List the views that an operator saved, by name."""
+    return tx.all(_SAVED_VIEWS, owner=owner, limit=limit)

@@ -1,17 +1,21 @@
-"""What must be true of the tables at every instant, as queries that return what is not.
+"""What must be true of the tables and of the settings of Postgres, as queries that return what is not.
 
 The tests run them after every step, ``pipeline doctor`` runs them in production. They only read: a
 broken invariant means a verb is wrong, and repairing the row would hide it. Overdue findings are
 work that a sweep should have done by now: the sweep is not running.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
+from typing import Protocol
 
+from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import BlockKind, DesiredStatus, HandlerKind
 from pipeline.store.database import Statement, Transaction
+from pipeline.store.functions import AUDIT_PRUNED
 from pipeline.store.predicates import (
     BEFORE_PREPARED,
     DONE_DELIVERY,
@@ -23,7 +27,8 @@ from pipeline.store.predicates import (
     OPEN_MUTATION,
     RESOLVED_MUTATION,
 )
-from pipeline.store.rows import FindingRow
+from pipeline.store.rows import FindingRow, UnsafeSettingRow
+from pipeline.text import parse_id, printable_text
 
 #: The invariant of late effects. Attention and gauges report each of them as what it is, not as a broken promise.
 LATE_EFFECTS = "failed-mutations-have-no-late-effect"
@@ -107,6 +112,42 @@ NO_ORPHANED_RESERVATION = _broken(
     WHERE d.status = '{DeliveryStatus.RESERVED}' AND (r.id IS NULL OR NOT (r.finished_at IS NULL OR r.retry_pending))
     """,
 )
+
+AUDIT_CHAIN = "the-audit-is-as-it-was-chained"
+#: The newest links, each with the one before it. Of the oldest that is read, only the first of all has no such one.
+#: An act that says it is more than an hour older than the links before it was not late: it was written afterwards.
+#: A link has a number in the chain that no other has, so the first finding is the first act that does not fit.
+_UNCHAINED_ACTS = f"""
+SELECT 'act ' || x.audit_id AS subject, x.problem AS detail FROM (
+  SELECT s.audit_id, s.position, CASE
+    WHEN s.position > 1 AND s.before_position IS NULL AND s.number < :recent
+      THEN 'the links before its own, ' || s.position || ', are gone'
+    WHEN s.position <> s.before_position + 1
+      THEN 'the links between ' || s.before_position || ' and ' || s.position || ' are gone'
+    WHEN (s.position = 1 OR s.before_position IS NOT NULL)
+        AND s.hash <> pipeline.link_hash(coalesce(s.before_hash, ''), s.row_hash, s.position, s.chained_at)
+      THEN 'its link ' || s.position || ' does not follow from the one before'
+    WHEN a.id IS NULL AND s.audit_id NOT IN (
+        SELECT CAST(jsonb_array_elements_text(p.evidence -> 'ids') AS bigint) FROM pipeline.audit p
+        WHERE p.act = '{AUDIT_PRUNED}')
+      THEN 'it was deleted, and not by retention'
+    WHEN a.id IS NOT NULL AND s.row_hash <> pipeline.audit_row_hash(a.id) THEN 'it was changed after it was chained'
+    WHEN a.at < s.earlier - interval '1 hour'
+      THEN 'it says ' || a.at || ', and was not there when others were chained at ' || s.earlier
+    END AS problem
+  FROM (
+    SELECT n.*, lag(n.position) OVER chain AS before_position, lag(n.hash) OVER chain AS before_hash,
+      count(*) OVER () AS number,
+      max(n.chained_at) OVER (ORDER BY n.chained_at GROUPS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS earlier
+    FROM (SELECT * FROM pipeline.audit_links WHERE position IS NOT NULL ORDER BY position DESC LIMIT :recent) n
+    WINDOW chain AS (ORDER BY n.position)
+  ) s LEFT JOIN pipeline.audit a ON a.id = s.audit_id
+  UNION ALL
+  SELECT a.id, NULL, 'it was written around the links'
+  FROM (SELECT id FROM pipeline.audit ORDER BY id DESC LIMIT :recent) a
+  WHERE NOT EXISTS (SELECT FROM pipeline.audit_links s WHERE s.audit_id = a.id)
+) x WHERE x.problem IS NOT NULL ORDER BY x.position NULLS LAST
+"""
 
 INVARIANTS: Sequence[Invariant] = (
     NO_ORPHANED_RESERVATION,
@@ -361,6 +402,13 @@ INVARIANTS: Sequence[Invariant] = (
         """,
         "Subscribe the consumer to the topic again until its events are done, or skip them.",
     ),
+    _broken(
+        AUDIT_CHAIN,
+        "Every act in the audit is as it was when it was chained, in its place, and was deleted by retention only.",
+        _UNCHAINED_ACTS,
+        "Who can act as the owner of the schema has changed the audit. Compare it with a backup, and the head of the "
+        "chain with the one that you keep elsewhere. Do not mend it: what is found now is evidence.",
+    ),
     _overdue(
         "sessions-are-finished",
         "A session whose runs have all committed is finished within ten minutes.",
@@ -414,6 +462,9 @@ def broken_counts(report: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in found.items() if name != LATE_EFFECTS}
 
 
+INVARIANTS_BY_NAME = {invariant.name: invariant for invariant in INVARIANTS}
+
+
 def _finding(invariant: Invariant, row: FindingRow) -> Finding:
     return Finding(
         invariant=invariant.name,
@@ -423,3 +474,85 @@ def _finding(invariant: Invariant, row: FindingRow) -> Finding:
         sentence=invariant.sentence,
         advice=invariant.advice,
     )
+
+
+NAME = "commits-are-durable"
+SENTENCE = "A commit survives a crash of Postgres, of its host, and a failover to a synchronous standby."
+ADVICE = (
+    "Correct the setting of the server, database or role. If all data of this installation may be lost, or the file "
+    "system makes it safe, name the setting in PIPELINE_ALLOWED_UNSAFE_SETTINGS."
+)
+
+#: What a new session gets: `SET` of the session that asks does not count. Without standbys ``local`` is the same as
+#: ``on``; with them it lets a failover forget what was committed.
+_UNSAFE_SETTINGS = Statement[UnsafeSettingRow]("""
+SELECT name, reset_val AS found, CASE name WHEN 'synchronous_commit' THEN 'on, remote_write or remote_apply'
+  ELSE 'on' END AS expected
+FROM pg_settings
+WHERE (name IN ('fsync', 'full_page_writes') AND reset_val <> 'on')
+  OR (name = 'synchronous_commit' AND (reset_val = 'off'
+    OR (reset_val = 'local' AND current_setting('synchronous_standby_names') <> '')))
+ORDER BY name
+""")
+
+
+class _LinkRow(Protocol):
+    position: int
+    hash: str
+    chained_at: datetime
+
+
+_LINK = """
+SELECT position, hash, chained_at FROM pipeline.audit_links WHERE position IS NOT NULL {only}
+ORDER BY position DESC LIMIT 1
+"""
+_HEAD = Statement[_LinkRow](_LINK.format(only=""))
+_LINK_AT = Statement[_LinkRow](_LINK.format(only="AND position = :position"))
+
+
+def audit_head(tx: Transaction) -> str | None:
+    """The newest link of the audit as ``position:hash``, to be kept elsewhere. None: nothing is chained yet."""
+    row = tx.first(_HEAD)
+    return None if row is None else f"{row.position}:{row.hash}"
+
+
+def head_findings(tx: Transaction, noted: str) -> list[Finding]:
+    """Return a finding unless the chain still contains a head that was noted elsewhere."""
+    written, _, hash_ = noted.partition(":")
+    position = parse_id(written)
+    if position is None or not hash_:
+        raise InvalidInputError(
+            f"{printable_text(noted)!r} is no head of the audit; "
+            "expected one as `pipeline audit --head` prints it: 42:9f86d08..."
+        )
+    row = tx.first(_LINK_AT, position=position)
+    if row is not None and row.hash == hash_:
+        return []
+    chain = INVARIANTS_BY_NAME[AUDIT_CHAIN]
+    found = "has no such link: newer acts are gone, or an older backup was restored" if row is None else "has another"
+    return [
+        Finding(
+            invariant=chain.name,
+            severity=chain.severity,
+            subject=f"link {position}",
+            detail=f"{found}; expected the hash {hash_}",
+            sentence=chain.sentence,
+            advice=chain.advice,
+        )
+    ]
+
+
+def durability_findings(tx: Transaction, *, allowed: Collection[str] = ()) -> list[Finding]:
+    """Return a finding for every unsafe setting that is not allowed."""
+    return [
+        Finding(
+            invariant=NAME,
+            severity=Severity.BROKEN,
+            subject=f"Postgres's {row.name}",
+            detail=f"is {row.found}; expected {row.expected}",
+            sentence=SENTENCE,
+            advice=ADVICE,
+        )
+        for row in tx.all(_UNSAFE_SETTINGS)
+        if row.name not in allowed
+    ]

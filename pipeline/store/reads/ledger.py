@@ -1,22 +1,25 @@
 """Reads of the ledger for the reconciler, operators, circuit breakers and the doctor. Nothing here writes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.codec import MARKER
+from pipeline.domain.incidents import INCIDENT_GAP, INCIDENT_SPAN, MIN_INCIDENT_SIZE
 from pipeline.domain.states import MutationStatus, Resolver
 from pipeline.store.database import Statement, Transaction
 from pipeline.store.predicates import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION, join_by_id
 from pipeline.store.rows import (
     CountRow,
     DueMutationRow,
+    IncidentRow,
     OpenBreakerRow,
-    OpenQuestionRow,
     OperationNameRow,
     ParameterValueRow,
     ReplacementRunRow,
     UnresolvedMutationRow,
 )
+from pipeline.store.schema import OperationRow
 
 #: Each kind has its own share, so that none can keep another waiting.
 _DUE_MUTATIONS = Statement[DueMutationRow](f"""
@@ -85,11 +88,27 @@ _OPEN_BY_STATUS = Statement[UnresolvedMutationRow](f"""
 _QUESTION = (
     "m.id, m.run_id, m.workflow, m.connector, m.operation, m.headline, coalesce(m.doubted_at, m.created_at) AS since"
 )
-#: Unknown outcomes that wait for an operator, as little of each as grouping them needs.
-_OPEN_QUESTIONS = Statement[OpenQuestionRow](f"""
-SELECT m.id, m.workflow, m.connector, m.operation, m.headline, m.since,
-  (SELECT r.error_type FROM pipeline.runs r WHERE r.id = m.run_id) AS error_type
-FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'", _QUESTION)} ORDER BY m.id
+_ALIKE = "PARTITION BY connector, operation, error_class"
+#: Incidents among the oldest unknown outcomes that wait for an operator, as `pipeline.domain.incidents` says.
+_INCIDENTS = Statement[IncidentRow](f"""
+WITH questions AS (
+  SELECT m.*, coalesce((SELECT r.error_type FROM pipeline.runs r WHERE r.id = m.run_id), '') AS error_class
+  FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'", _QUESTION)}
+), steps AS (
+  SELECT *, since - lag(since) OVER ({_ALIKE} ORDER BY since, id) > interval '{INCIDENT_GAP}' AS is_apart
+  FROM questions
+), streams AS (
+  SELECT *, count(*) FILTER (WHERE is_apart) OVER ({_ALIKE} ORDER BY since, id) AS stream FROM steps
+), parts AS (
+  SELECT *, floor(extract(epoch FROM since - min(since) OVER ({_ALIKE}, stream))
+    / extract(epoch FROM interval '{INCIDENT_SPAN}')) AS part
+  FROM streams
+)
+SELECT connector, operation, error_class, count(*) AS number, min(since) AS first_at, max(since) AS last_at,
+  array_agg(DISTINCT workflow) AS workflows, (array_agg(headline ORDER BY since, id))[1:3] AS headlines,
+  coalesce(array_agg(id ORDER BY since, id) FILTER (WHERE :with_ids), ARRAY[]::uuid[]) AS mutation_ids
+FROM parts GROUP BY connector, operation, error_class, stream, part
+HAVING count(*) >= {MIN_INCIDENT_SIZE} ORDER BY first_at, connector, operation, error_class
 """)
 
 #: Which other mutations a row of a provider may be about. No index has the parameters, so page by page, newest first.
@@ -98,11 +117,16 @@ FROM {_open_of_workflows(f"m.status = '{MutationStatus.INDETERMINATE}'", _QUESTI
 #: - refused, or not found by a reconcile attempt: it did not happen;
 #: - found late: it happened;
 #: - skipped by an operator after it was sent: it may have happened.
+#:
+#: Encrypted parameters are returned whole: the process opens them.
 _PARAMETER_VALUES = Statement[ParameterValueRow](f"""
-SELECT m.id, CASE WHEN (m.status IN {MUTATION_MAY_HAVE_HAPPENED}
+SELECT m.id, m.run_id, CASE WHEN x.counts THEN m.params -> :name END AS value,
+  CASE WHEN x.counts AND m.params ? '{MARKER}' THEN m.params END AS params
+FROM pipeline.mutations m CROSS JOIN LATERAL (
+  SELECT (m.status IN {MUTATION_MAY_HAVE_HAPPENED}
     OR m.found_late_at IS NOT NULL OR (m.resolved_by = '{Resolver.OPERATOR_SKIP}' AND m.sent_at IS NOT NULL))
-  AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) THEN m.params -> :name END AS value
-FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
+  AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) AS counts) x
+WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 """)
 
 #: The replacement run of a run whose mutation was resolved as failed. Of several, one that applied its mutation.
@@ -159,9 +183,11 @@ def parameter_values(
     return tx.all(_PARAMETER_VALUES, name=name, connector=connector, below=below, limit=limit)
 
 
-def open_questions(tx: Transaction, *, workflow: str | None = None, limit: int) -> Sequence[OpenQuestionRow]:
-    """Unknown outcomes that wait for an operator, oldest first."""
-    return tx.all(_OPEN_QUESTIONS, workflow=workflow, limit=limit)
+def incidents(
+    tx: Transaction, *, workflow: str | None = None, limit: int, with_ids: bool = False
+) -> Sequence[IncidentRow]:
+    """List incidents among the ``limit`` oldest unknown outcomes that wait for an operator, oldest first."""
+    return tx.all(_INCIDENTS, workflow=workflow, limit=limit, with_ids=with_ids)
 
 
 def mutations_by_status(
@@ -176,3 +202,23 @@ def mutations_by_status(
         return tx.all(_MUTATIONS_BY_ID, statuses=list(statuses), ids=named, limit=limit)
     given: dict[str, Any] = {"workflow": None, "connector": None, "operation": None, "older_than": None, **only}
     return tx.all(_OPEN_BY_STATUS, statuses=list(statuses), limit=limit, **given)
+
+
+_OPERATIONS = Statement[OperationRow]("SELECT * FROM pipeline.operations ORDER BY connector, operation")
+_OPERATIONS_BY_NAME = Statement[OperationRow]("""
+SELECT o.* FROM unnest(CAST(:connectors AS text[]), CAST(:operations AS text[])) AS x(connector, operation)
+JOIN pipeline.operations o ON o.connector = x.connector AND o.operation = x.operation
+""")
+
+
+def operations(tx: Transaction) -> Sequence[OperationRow]:
+    """Every operation that a worker has registered."""
+    return tx.all(_OPERATIONS)
+
+
+def operations_by_name(tx: Transaction, names: Collection[tuple[str, str]]) -> Sequence[OperationRow]:
+    """Registered operations by connector and operation."""
+    if not names:
+        return ()
+    connectors, operations = zip(*sorted(names), strict=True)
+    return tx.all(_OPERATIONS_BY_NAME, connectors=list(connectors), operations=list(operations))

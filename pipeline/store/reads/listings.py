@@ -4,9 +4,14 @@ What is open is found by an index. What is long done has no index of its own, wh
 write pay for a rare read: it is searched for among the newest rows, and the caller names how many.
 """
 
+import re
 from collections.abc import Sequence
+from typing import Protocol
 from uuid import UUID
 
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pipeline.domain.codec import MARKER
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import HEADER_FIELDS
 from pipeline.store.database import Statement, Transaction, UnreadRow
@@ -25,10 +30,11 @@ from pipeline.store.rows import (
     ListedRunRow,
     ListedWorkflowRow,
     MutationIdRow,
+    RunRecordRow,
     SessionCostRow,
     UnsentRunRow,
 )
-from pipeline.store.schema import AuditRow, BlockRow, HandlerRow
+from pipeline.store.schema import AuditRow, BlockRow, HandlerRow, metadata
 
 #: How much is counted before a count becomes "at least".
 MAX_COUNTED = 10_000
@@ -159,6 +165,7 @@ _RUNS_BY_ID = Statement[ListedRunRow](f"""
 SELECT {RUN_COLUMNS} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
+_RUN_RECORD = Statement[RunRecordRow]("SELECT r.prepare_result, r.error_frames FROM pipeline.runs r WHERE r.id = :id")
 _RETRIES_OF = Statement[ListedRunRow](f"""
 SELECT {RUN_COLUMNS} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.retry_of = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
@@ -194,7 +201,8 @@ GROUP BY h.name, m.connector, m.operation ORDER BY h.name, m.connector, m.operat
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
 _UNSENT_RUNS = Statement[UnsentRunRow](f"""
-SELECT r.id, r.phase, r.event_ids, r.prepare_result, m.connector, m.operation, m.params, m.approved_at,
+SELECT r.id, r.workflow, r.handler_id, coalesce(m.run_id, r.id) AS run_id, r.phase, r.event_ids, r.prepare_result,
+  m.connector, m.operation, m.params, m.approved_at,
   (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e WHERE e.id = ANY(r.event_ids)) AS message_ids
 FROM (
   SELECT r.* FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = :handler_id AND r.finished_at IS NULL
@@ -305,6 +313,11 @@ def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:
     return tx.all(_RUNS_BY_ID, ids=[str(id_) for id_ in ids])
 
 
+def run_record(tx: Transaction, run_id: UUID) -> RunRecordRow:
+    """What the prepare of a run decided, and where its error was raised."""
+    return tx.one(_RUN_RECORD, id=run_id)
+
+
 def session(tx: Transaction, session_id: UUID) -> SessionCostRow | None:
     """The session of a run, with what its runs have cost."""
     return tx.first(_SESSION, id=session_id, limit=MAX_COUNTED)
@@ -373,3 +386,32 @@ def blocks_of_run(tx: Transaction, run_id: UUID) -> Sequence[BlockRow]:
 def has_older(tx: Transaction, table: str, recent: int) -> bool:
     """Whether a table holds more than its newest ``recent`` rows."""
     return tx.first(_HAS_OLDER[table], recent=recent) is not None
+
+
+class KeyUseRow(Protocol):
+    """How many values of a column were encrypted with a key."""
+
+    key_id: str
+    table_name: str
+    column_name: str
+    uses: int
+
+
+#: An encrypted value in the text of a JSON column. Postgres writes the shortest name of an object first.
+_ENCRYPTED = rf'"{re.escape(MARKER)}": \{{"key": "([^"]*)"'
+_KEYS_IN_USE = Statement[KeyUseRow](
+    " UNION ALL ".join(
+        f"SELECT found.key_id, '{table.name}' AS table_name, '{column.name}' AS column_name, count(*) AS uses "
+        f"FROM {table}, LATERAL (SELECT (regexp_matches(CAST({column.name} AS text), :encrypted, 'g'))[1] AS key_id) "
+        "found GROUP BY 1"
+        for table in metadata.sorted_tables
+        for column in table.columns
+        if isinstance(column.type, JSONB)
+    )
+    + " ORDER BY 1, 2, 3"
+)
+
+
+def keys_in_use(tx: Transaction) -> list[KeyUseRow]:
+    """Return which keys of codecs have encrypted stored values, by table and column. It reads whole tables."""
+    return list(tx.all(_KEYS_IN_USE, encrypted=_ENCRYPTED))

@@ -5,77 +5,19 @@ prepare found nothing can tell what it cannot have seen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from sqlalchemy.dialects import postgresql
-
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
-from pipeline.domain.values import NewEvent
 from pipeline.domain.workflows import HandlerKind
-from pipeline.store import schema
 from pipeline.store.database import Command, Statement, Transaction, encode_rows
-from pipeline.store.predicates import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY, added_cost
-from pipeline.store.rows import CommittedRunRow, EventIdRow, PublishAnswerRow, PublishedEventRow, ReleasedInputRow
+from pipeline.store.functions import EVENT_COLUMNS, INSERT_EVENTS
+from pipeline.store.predicates import IS_RESERVED_BY_KEY, OPEN_DELIVERY, UNOWNED_DELIVERY, added_cost
+from pipeline.store.rows import CommittedRunRow, EventIdRow, PublishAnswerRow, ReleasedInputRow
 from pipeline.store.schema import DeliveryRow
 
-#: The columns that a publisher gives, with their types: a field of ``NewEvent`` is a column of the same name.
-_GIVEN = {each.name: schema.events.c[each.name].type.compile(postgresql.dialect()) for each in fields(NewEvent)}  # type: ignore[no-untyped-call]
-_EVENT_COLUMNS = ", ".join(["n integer", "run uuid", *(f"{name} {kind}" for name, kind in _GIVEN.items())])
-_INSERTED = ", ".join(_GIVEN)
-#: A record reads the JSON value null as no value.
-_SELECTED = ", ".join(
-    f"coalesce(g.{name}, 'null')" if kind == "JSONB" else "g.routed" if name == "topic" else f"g.{name}"
-    for name, kind in _GIVEN.items()
-)
-
-#: Insert the rows of ``given`` as events and hand each to the consumers that ``routes`` names for its topic. ``routes``
-#: has waited for a deploy that changes them; nothing is numbered, locked or written before.
-#: A repeat of a message id is a no-op, within the cohort as well. One unknown topic refuses them all.
-#: Ids follow the caller's order; rows are written in the order of their names, so that two publishers
-#: of the same events cannot wait for each other in a circle.
-_INSERT_EVENTS = f"""
-unknown AS (
-  SELECT DISTINCT g.workflow, g.topic FROM given g
-  WHERE NOT EXISTS (SELECT FROM routes t WHERE t.workflow = g.workflow AND t.name = g.topic)
-), numbered AS MATERIALIZED (
-  SELECT g.*, pipeline.next_event_id() AS id
-  FROM (SELECT x.*, t.topic AS routed FROM given x JOIN routes t ON t.workflow = x.workflow AND t.name = x.topic
-        WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY x.run, x.n) g
-), fresh AS (
-  INSERT INTO pipeline.events (id, workflow, caused_by, created_by_run_id, {_INSERTED})
-  SELECT g.id, g.workflow, coalesce(g.caused_by, '{{}}'), g.run, {_SELECTED}
-  FROM numbered g ORDER BY g.workflow, g.routed, g.message_id, g.id
-  ON CONFLICT (workflow, topic, message_id) DO NOTHING
-  RETURNING id, workflow, topic, message_id, key, created_by_run_id
-), delivered AS (
-  INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
-  SELECT f.id, s.handler_id, f.topic, f.key FROM fresh f
-  JOIN (SELECT DISTINCT workflow, topic, handlers FROM routes) t ON t.workflow = f.workflow AND t.topic = f.topic,
-  unnest(t.handlers) AS s(handler_id)
-)"""
-
-#: Each statement sees what is committed when it begins. Postgres treats the second as the first.
-LEVELS_WITH_NEW_SNAPSHOTS = ("read committed", "read uncommitted")
-
-#: ``topics`` is what the publisher has checked its payloads by, maybe long ago. Nothing is written unless each of them
-#: still has this name and this schema, in a transaction that sees what is committed now. A topic that is gone from the
-#: newest code is unknown to a publisher. Runs of older code may still publish to it.
-PUBLISH = Statement[PublishAnswerRow](f"""
-WITH known AS MATERIALIZED (
-  SELECT * FROM jsonb_to_recordset(CAST(:topics AS jsonb)) AS k(name text, schema_digest text)
-), routes AS MATERIALIZED (
-  SELECT t.* FROM pipeline.routes(CAST(:workflow AS text), ARRAY(SELECT name FROM known)) t
-  JOIN known k ON k.name = t.topic AND k.schema_digest = t.schema_digest
-  WHERE t.workflow = :workflow AND t.name = t.topic AND NOT t.is_retired
-    AND current_setting('transaction_isolation') IN {LEVELS_WITH_NEW_SNAPSHOTS}
-), given AS (
-  SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
-  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
-  WHERE (SELECT count(*) FROM routes) = (SELECT count(*) FROM known)
-), {_INSERT_EVENTS}
-SELECT id, topic, message_id FROM fresh
-UNION ALL SELECT NULL, NULL, NULL WHERE (SELECT count(*) FROM routes) <> (SELECT count(*) FROM known)
+PUBLISH = Statement[PublishAnswerRow]("""
+SELECT * FROM pipeline.publish(
+  CAST(:workflow AS text), CAST(:topics AS jsonb), CAST(:rows AS jsonb), CAST(:is_replacing AS boolean))
 """)
 
 
@@ -96,7 +38,7 @@ WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
 ), emitted AS MATERIALIZED (
-  SELECT * FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_EVENT_COLUMNS})
+  SELECT * FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({EVENT_COLUMNS})
 ), routes AS MATERIALIZED (
   SELECT t.* FROM (
     SELECT r.workflow, array_agg(DISTINCT g.topic) AS topics
@@ -128,7 +70,7 @@ WITH requested AS (
 ), consumed AS (
   UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.CONSUMED}'
   WHERE d.event_id = ANY(ARRAY(SELECT event_id FROM inputs)) AND d.run_id = ANY(ARRAY(SELECT id FROM held))
-    AND d.status = '{DeliveryStatus.RESERVED}'
+    AND {IS_RESERVED_BY_KEY}
   RETURNING d.run_id
 ), roots AS (
   SELECT n.id AS run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
@@ -140,7 +82,7 @@ WITH requested AS (
   SELECT h.id, h.workflow, roots.caused_by FROM held h LEFT JOIN roots ON roots.run = h.id
 ), given AS (
   SELECT g.*, h.workflow, h.caused_by FROM emitted g JOIN emitters h ON h.id = g.run
-), {_INSERT_EVENTS}, calmed AS (
+), {INSERT_EVENTS}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),
     idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END,
@@ -164,35 +106,6 @@ ORDER BY m.id
 
 COMMIT = Statement[CommittedRunRow](_commit_sql(Phase.EMITTING, HandlerKind.CONSUMER))
 COMMIT_PRODUCER = Statement[CommittedRunRow](_commit_sql(Phase.PREPARING, HandlerKind.PRODUCER))
-
-#: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
-#: that sees everything is choosing. A consumer that is idle after it saw the old payload is due again.
-#: Each event is found by its name (OFFSET keeps the planner from joining all events of the workflow), and compared with
-#: those that were seen by a hash (NOT IN), whatever the statistics say.
-REPLACE = Statement[PublishedEventRow](f"""
-WITH given AS (
-  SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
-), target AS (
-  SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
-  CROSS JOIN LATERAL (
-    SELECT id FROM pipeline.events
-    WHERE workflow = CAST(:workflow AS text) AND topic = g.topic AND message_id = g.message_id OFFSET 0) e
-), locked AS (
-  SELECT d.event_id, d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT EXISTS (
-    SELECT FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = d.handler_id
-      AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN {BEFORE_PREPARED}) AS is_unseen
-  FROM pipeline.deliveries d WHERE d.event_id = ANY(ARRAY(SELECT id FROM target))
-  ORDER BY d.event_id FOR UPDATE OF d
-), rewritten AS (
-  UPDATE pipeline.events e SET payload = t.payload, title = coalesce(t.title, e.title) FROM target t
-  WHERE e.id = t.id AND t.id NOT IN (SELECT l.event_id FROM locked l WHERE NOT l.is_unseen)
-  RETURNING e.id, e.topic, e.message_id
-), renewed AS (
-  UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false
-  FROM rewritten w WHERE d.event_id = w.id
-)
-SELECT * FROM rewritten ORDER BY id
-""")
 
 #: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
 #: behind the key of a quarantined event was seen by no run.

@@ -1,4 +1,4 @@
-"""Writes beside the state of work: the audit, notices that were delivered, sweeps, and what is no longer kept.
+"""Writes beside the state of work: audit, notices, sweeps, workers, samples, and what is no longer kept.
 
 - Slots let one of several callers run a sweep. Cursors say where it goes on.
 - Rows that a workflow no longer keeps are dropped page by page. Ids are ordered by time, so a page is a short scan of
@@ -7,15 +7,17 @@
   ended. A row that some work still needs stays however old it is.
 """
 
-from pipeline.domain.states import RunStatus
+from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.store.database import Command, Statement, UnreadRow
-from pipeline.store.predicates import DONE_DELIVERY
+from pipeline.store.functions import page_summary
+from pipeline.store.predicates import DONE_DELIVERY, MUTATION_IN_DOUBT, PENDING_ORDER, is_of_handler, join_by_id
 from pipeline.store.reads.attention import ATTENTION_ITEMS
-from pipeline.store.rows import CursorRow, PageRow, RetentionRow, SlotRow
+from pipeline.store.reads.work import distinct_values
+from pipeline.store.rows import ChainedRow, CountRow, CursorRow, PageRow, RetentionRow, SlotRow
 
 INSERT_AUDIT = Command("""
-INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
-VALUES (:actor, :act, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))
+INSERT INTO pipeline.audit (actor, act, claimed, workflow, run_id, mutation_id, event_id, reason, evidence)
+VALUES (:actor, :act, :claimed, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))
 """)
 
 
@@ -57,16 +59,7 @@ SHORTEST_RETENTION = Statement[RetentionRow](
 )
 
 
-def _page_summary(last: str) -> str:
-    """What a page tells of itself; ``last`` is the SQL of its greatest id."""
-    return f"""
-SELECT (SELECT count(*) FROM dropped) AS dropped, count(*) AS seen, {last} AS position,
-  coalesce(max(p.at) > pipeline.clock() - CAST(:shortest AS interval), true) AS is_young
-FROM page p
-"""
-
-
-_BY_NUMBER, _BY_UUID = _page_summary("max(p.id)"), _page_summary("max(CAST(p.id AS text))")
+_BY_NUMBER, _BY_UUID = page_summary("max(p.id)"), page_summary("max(CAST(p.id AS text))")
 
 #: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. What a consumer
 #: that has joined its topic is yet to be handed stays. The inputs of
@@ -101,49 +94,9 @@ WITH page AS MATERIALIZED (
 {_BY_NUMBER}
 """)
 
-#: A run goes after its inputs and after its retry; with a mutation, when the ledger lets go. A mutation stays while an
-#: input of it is open, also one that it released: the refusals in the ledger count the keys of a repeat.
-#: A session that is still open gets the number and the cost of its deleted runs added.
-PRUNE_RUNS = Statement[PageRow](f"""
-WITH page AS MATERIALIZED (
-  SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
-  FROM pipeline.runs r LEFT JOIN pipeline.workflows w ON w.name = r.workflow
-  WHERE r.id > CAST(:position AS uuid) ORDER BY r.id LIMIT :limit
-), gone AS MATERIALIZED (
-  SELECT r.id, p.archives FROM page p JOIN pipeline.runs r ON r.id = p.id
-  LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-  WHERE r.finished_at < pipeline.clock() - CASE WHEN m.id IS NULL THEN p.keep_done ELSE p.keep_ledger END
-    AND NOT r.retry_pending
-    AND (m.id IS NULL OR (m.resolved_at < pipeline.clock() - p.keep_ledger AND m.next_monitor_at IS NULL
-      AND (m.found_late_at IS NULL OR m.acknowledged_by IS NOT NULL)))
-    AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.run_id = r.id AND b.closed_at IS NULL)
-    AND NOT EXISTS (SELECT FROM pipeline.runs c WHERE c.retry_of = r.id)
-    AND NOT EXISTS (
-      SELECT FROM unnest(r.event_ids) AS i(event_id)
-      JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
-      WHERE d.run_id = r.id OR (m.id IS NOT NULL AND d.status NOT IN {DONE_DELIVERY}))
-), unblocked AS (
-  DELETE FROM pipeline.blocks b USING gone g WHERE b.run_id = g.id
-), settled AS (
-  DELETE FROM pipeline.mutations m USING gone g WHERE m.run_id = g.id RETURNING m.*
-), dropped AS (
-  DELETE FROM pipeline.runs r USING gone g WHERE r.id = g.id RETURNING r.*
-), numbered AS (
-  SELECT session_id, count(*) FILTER (WHERE status = '{RunStatus.COMMITTED}') AS runs, sum(cost) AS cost
-  FROM dropped GROUP BY session_id
-), open AS (
-  SELECT s.id FROM pipeline.sessions s WHERE s.finished_at IS NULL AND s.id IN (SELECT session_id FROM numbered)
-  ORDER BY s.id FOR NO KEY UPDATE
-), counted AS (
-  UPDATE pipeline.sessions s SET run_count = coalesce(s.run_count, 0) + n.runs,
-    cost = CASE WHEN n.cost IS NULL THEN s.cost ELSE coalesce(s.cost, 0) + n.cost END
-  FROM numbered n JOIN open o ON o.id = n.session_id WHERE s.id = o.id
-), archived AS (
-  INSERT INTO pipeline.archive (kind, id, workflow, content)
-  SELECT 'run', CAST(x.id AS text), x.workflow, to_jsonb(x) || jsonb_build_object('mutation', to_jsonb(s))
-  FROM dropped x JOIN gone g ON g.id = x.id AND g.archives LEFT JOIN settled s ON s.run_id = x.id
-)
-{_BY_UUID}
+#: The ledger and the audit are deleted by functions of the schema only.
+PRUNE_RUNS = Statement[PageRow]("""
+SELECT * FROM pipeline.prune_runs(CAST(:position AS uuid), CAST(:limit AS integer), CAST(:shortest AS interval))
 """)
 
 PRUNE_SESSIONS = Statement[PageRow](f"""
@@ -160,21 +113,98 @@ WITH page AS MATERIALIZED (
 {_BY_UUID}
 """)
 
-#: An act stays at least as long as the mutation it is about. Acts that belong to no workflow stay.
-PRUNE_AUDIT = Statement[PageRow](f"""
-WITH page AS MATERIALIZED (
-  SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives
-  FROM pipeline.audit a LEFT JOIN pipeline.workflows w ON w.name = a.workflow
-  WHERE a.id > CAST(:position AS bigint) ORDER BY a.id LIMIT :limit
-), dropped AS (
-  DELETE FROM pipeline.audit a USING page p
-  WHERE a.id = p.id AND p.at < pipeline.clock() - p.keep_ledger
-    AND NOT EXISTS (SELECT FROM pipeline.mutations m WHERE m.id = p.mutation_id)
-  RETURNING a.*
-), archived AS (
-  INSERT INTO pipeline.archive (kind, id, workflow, content)
-  SELECT 'audit', CAST(x.id AS text), x.workflow, to_jsonb(x)
-  FROM dropped x JOIN page p ON p.id = x.id AND p.archives
-)
-{_BY_NUMBER}
+PRUNE_AUDIT = Statement[PageRow]("""
+SELECT * FROM pipeline.prune_audit(CAST(:position AS bigint), CAST(:limit AS integer), CAST(:shortest AS interval))
 """)
+
+#: Costs nothing while every act is chained. The row is the head of the chain.
+CHAIN_AUDIT = Statement[ChainedRow]("""
+SELECT s.* FROM pipeline.chain_audit(CAST(:limit AS integer)) s
+WHERE EXISTS (SELECT FROM pipeline.audit_links WHERE position IS NULL)
+""")
+
+
+#: A worker that was killed leaves its row. It is shown as gone for a while, and deleted by the next heartbeat.
+RECORD_WORKER = Command("""
+WITH gone AS (DELETE FROM pipeline.workers WHERE seen_at < pipeline.clock() - CAST(:kept AS interval) AND name <> :name)
+INSERT INTO pipeline.workers (name, host, pid, pool, concurrency, queues, workflows, code_version, package_version)
+VALUES (:name, :host, :pid, :pool, :concurrency, CAST(:queues AS text[]), CAST(:workflows AS jsonb), :code_version,
+  :package_version)
+ON CONFLICT (name) DO UPDATE SET seen_at = pipeline.clock(), concurrency = excluded.concurrency,
+  queues = excluded.queues
+""")
+REMOVE_WORKER = Command("DELETE FROM pipeline.workers WHERE name = :name")
+
+#: The smallest id that a run could have got a minute ago. A run of a transaction that is open now has a larger one.
+_RECENT_RUN_ID = """CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - interval '1 minute') * 1000
+      AS bigint)), 12, '0') || repeat('0', 20) AS uuid)"""
+_WAITING = distinct_values("waiting", "handler_id", "pipeline.deliveries", f"o.status = '{DeliveryStatus.PENDING}'")
+#: One sample of every workflow in which something happened or waits. The cost depends on that, and not on how many
+#: workflows or how much history there is:
+#:
+#: - Events are counted from the last one of the sample before.
+#: - A run that ended since then was open at that time, or was created since. So the ids of runs are searched from the
+#:   oldest run that was active then. Runs that waited for approval are found by the time of the approval.
+#:
+#: Rows of a transaction that is open while the sample is taken may be counted by none.
+TAKE_SAMPLE = Statement[CountRow](f"""
+WITH RECURSIVE {_WAITING},
+here AS MATERIALIZED (
+  SELECT coalesce((SELECT e.id FROM pipeline.events e ORDER BY e.id DESC LIMIT 1), 0) AS event,
+    least({_RECENT_RUN_ID}, (SELECT o.id FROM (
+      SELECT r.id FROM pipeline.runs r WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' OFFSET 0
+    ) o ORDER BY o.id LIMIT 1)) AS run
+), mark AS MATERIALIZED (
+  SELECT coalesce(CAST(c.position ->> 'at' AS timestamptz), pipeline.clock()) AS at,
+    coalesce(CAST(c.position ->> 'event' AS bigint), h.event) AS event,
+    coalesce(CAST(c.position ->> 'run' AS uuid), h.run) AS run
+  FROM here h LEFT JOIN (
+    SELECT CAST(position AS jsonb) AS position FROM pipeline.cursors WHERE name = 'samples') c ON true
+), published AS (
+  SELECT e.workflow, count(*) AS number FROM (
+    SELECT e.workflow FROM pipeline.events e WHERE e.id > (SELECT event FROM mark) ORDER BY e.id LIMIT :limit
+  ) e GROUP BY e.workflow
+), ended AS (
+  SELECT r.workflow, r.status, r.mutation_id FROM (
+    SELECT r.* FROM pipeline.runs r WHERE r.id >= (SELECT run FROM mark) ORDER BY r.id DESC LIMIT :limit
+  ) r WHERE r.finished_at > (SELECT at FROM mark)
+  UNION ALL
+  SELECT r.workflow, r.status, r.mutation_id FROM pipeline.mutations m {join_by_id("runs", "r", "m.run_id")}
+  WHERE m.approved_at > (SELECT at FROM mark) - interval '1 hour' AND r.id < (SELECT run FROM mark)
+    AND r.finished_at > (SELECT at FROM mark)
+), runs AS (
+  SELECT e.workflow, count(*) FILTER (WHERE e.status = '{RunStatus.COMMITTED}') AS committed,
+    count(*) FILTER (WHERE e.status <> '{RunStatus.COMMITTED}') AS stopped, count(e.mutation_id) AS mutated,
+    count(*) FILTER (WHERE e.status <> '{RunStatus.COMMITTED}' AND (
+      SELECT m.doubted_at IS NOT NULL FROM pipeline.mutations m WHERE m.id = e.mutation_id)) AS uncertain
+  FROM ended e GROUP BY e.workflow
+), backlog AS (
+  SELECT h.workflow, sum(d.number) AS number, min(d.oldest) AS oldest
+  FROM waiting w JOIN pipeline.handlers h ON h.id = w.handler_id AND NOT h.retired
+  CROSS JOIN LATERAL (SELECT count(*) AS number, min(d.event_id) AS oldest FROM (
+    SELECT d.event_id FROM pipeline.deliveries d WHERE {is_of_handler("h.id")} AND d.event_id > h.low_watermark
+      AND d.status = '{DeliveryStatus.PENDING}' ORDER BY {PENDING_ORDER} LIMIT :counted) d) d
+  WHERE d.number > 0 GROUP BY h.workflow
+), unresolved AS (
+  SELECT m.workflow, count(*) AS number FROM pipeline.mutations m WHERE m.status IN {MUTATION_IN_DOUBT}
+  GROUP BY m.workflow
+), written AS (
+  INSERT INTO pipeline.samples (workflow, span, published, committed, stopped, mutated, uncertain, backlog, oldest_at,
+    unresolved)
+  SELECT w.workflow, pipeline.clock() - (SELECT at FROM mark), coalesce(p.number, 0), coalesce(r.committed, 0),
+    coalesce(r.stopped, 0), coalesce(r.mutated, 0), coalesce(r.uncertain, 0), coalesce(b.number, 0),
+    (SELECT e.created_at FROM pipeline.events e WHERE e.id = b.oldest), coalesce(u.number, 0)
+  FROM (
+    SELECT workflow FROM published UNION SELECT workflow FROM runs UNION SELECT workflow FROM backlog
+    UNION SELECT workflow FROM unresolved
+  ) w LEFT JOIN published p USING (workflow) LEFT JOIN runs r USING (workflow) LEFT JOIN backlog b USING (workflow)
+  LEFT JOIN unresolved u USING (workflow)
+  ON CONFLICT DO NOTHING RETURNING 1
+), marked AS (
+  INSERT INTO pipeline.cursors (name, position)
+  SELECT 'samples', jsonb_build_object('at', pipeline.clock(), 'event', h.event, 'run', h.run) FROM here h
+  ON CONFLICT (name) DO UPDATE SET position = excluded.position
+)
+SELECT count(*) AS number FROM written
+""")
+DELETE_SAMPLES = Command("DELETE FROM pipeline.samples WHERE at < pipeline.clock() - CAST(:kept AS interval)")

@@ -10,7 +10,7 @@ from pipeline.domain.workflows import AfterFailedMutation, BlockKind
 from pipeline.store.database import Command, Statement
 from pipeline.store.predicates import MUTATION_IN_DOUBT, added_cost
 from pipeline.store.rows import BookedMutationRow, FailedMutationRow, SentMutationRow
-from pipeline.store.schema import MutationRow
+from pipeline.store.schema import MutationRow, ProposalRow
 
 #: Whether a failed mutation has used its key up, so that a repeat gets a new one. It has if
 #:
@@ -376,4 +376,22 @@ WITH waiting AS (
   UPDATE pipeline.runs r SET status = '{RunStatus.ACTIVE}', dispatched_at = NULL FROM waiting w WHERE r.id = w.run
 )
 SELECT * FROM approved
+""")
+
+
+#: A new proposal replaces the open one of its mutation.
+REPLACE_PROPOSAL = Statement[ProposalRow]("""
+WITH closed AS (
+  UPDATE pipeline.proposals SET closed_at = pipeline.clock() WHERE mutation_id = :mutation_id AND closed_at IS NULL
+  RETURNING id
+)
+INSERT INTO pipeline.proposals (mutation_id, act, answer, state, proposed_by, reason)
+SELECT :mutation_id, :act, CAST(:answer AS jsonb), :state, :proposed_by, :reason
+FROM (SELECT count(*) FROM closed) AS done
+RETURNING *
+""")
+
+CONFIRM_PROPOSAL = Command("""
+UPDATE pipeline.proposals SET closed_at = pipeline.clock(), confirmed_by = :by
+WHERE id = :id AND closed_at IS NULL AND proposed_by <> :by
 """)

@@ -83,10 +83,10 @@ def _move(table: str) -> Command:
 MOVE_RUNS, MOVE_MUTATIONS, MOVE_BLOCKS = _move("runs"), _move("mutations"), _move("blocks")
 #: After the deliveries, in the lock order.
 MOVE_HANDLERS = _move("handlers")
-#: By what is moved, as the audit and the log count it.
+#: By what is moved, as the audit and the log count it. An act keeps the name that the workflow had: it never changes.
 MOVE_REST = {
     name: _move(name)
-    for name in ("sessions", "topics", "subscriptions", "events", "maintenance_tasks", "audit", "renames", "samples")
+    for name in ("sessions", "topics", "subscriptions", "events", "maintenance_tasks", "renames", "samples")
 }
 DELETE_WORKFLOW = Command("DELETE FROM pipeline.workflows WHERE name = :former")
 

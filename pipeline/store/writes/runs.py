@@ -56,7 +56,8 @@ _PREPARED_COLUMNS = (
     "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz, cost numeric"
 )
 _STOPPED_COLUMNS = (
-    "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval, cost numeric"
+    "run uuid, status text, error text, error_type text, error_frames text, retry_pending boolean, delay interval, "
+    "cost numeric"
 )
 
 _IS_CONSUMER = f"""(
@@ -520,9 +521,9 @@ WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) ORDER BY r.id
 STOP = Statement[RunIdRow](f"""
 WITH {_REQUESTED.format(columns=_STOPPED_COLUMNS)}
 UPDATE pipeline.runs r
-SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
-    lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay,
-    cost = {added_cost("x")}
+SET status = x.status, error = x.error, error_type = x.error_type, error_frames = x.error_frames,
+    finished_at = pipeline.clock(), lease_expires_at = NULL, retry_pending = x.retry_pending,
+    retry_at = pipeline.clock() + x.delay, cost = {added_cost("x")}
 FROM requested x WHERE r.id = x.run AND r.id = ANY(ARRAY(SELECT run FROM requested)) RETURNING r.id
 """)
 

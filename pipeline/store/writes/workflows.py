@@ -7,7 +7,14 @@ committing workers never touch it. Only ``transitions`` may import this.
 from collections.abc import Sequence
 
 from pipeline.store.database import Command, Statement, Transaction, UnreadRow
-from pipeline.store.rows import BackfillRow, HandlerFactsRow, LockedWorkflowRow, MaintenanceTaskIdRow, NameRow
+from pipeline.store.rows import (
+    BackfillRow,
+    HandlerFactsRow,
+    LockedWorkflowRow,
+    MaintenanceTaskIdRow,
+    NameRow,
+    OperationNameRow,
+)
 from pipeline.store.schema import BlockRow
 
 LOCK_WORKFLOWS = Statement[NameRow](
@@ -52,20 +59,27 @@ ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = exclu
 """)
 
 UPSERT_TOPICS = Command("""
-INSERT INTO pipeline.topics (workflow, name, schema)
-SELECT :workflow, x.name, x.schema
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
-ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema, retired = false
+INSERT INTO pipeline.topics (workflow, name, schema, is_encrypted)
+SELECT :workflow, x.name, x.schema, x.is_encrypted
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb, is_encrypted boolean)
+ON CONFLICT (workflow, name) DO UPDATE
+SET schema = excluded.schema, is_encrypted = excluded.is_encrypted, retired = false
 """)
+#: Its topics are refused to publishers in the clear from the same moment.
+SET_CODEC_SECRET = Command("""
+WITH topics AS (UPDATE pipeline.topics SET is_encrypted = true WHERE workflow = :name AND NOT is_encrypted)
+UPDATE pipeline.workflows SET codec_secret = CAST(:secret AS jsonb) WHERE name = :name
+""")
+
 RETIRE_TOPICS = Command("""
 UPDATE pipeline.topics SET retired = true
 WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
 ADD_TOPICS = Command("""
-INSERT INTO pipeline.topics (workflow, name, schema)
-SELECT :workflow, x.name, x.schema
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
+INSERT INTO pipeline.topics (workflow, name, schema, is_encrypted)
+SELECT :workflow, x.name, x.schema, x.is_encrypted
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb, is_encrypted boolean)
 ON CONFLICT (workflow, name) DO UPDATE SET retired = false
 """)
 
@@ -153,4 +167,26 @@ ON CONFLICT (run_id, kind) WHERE closed_at IS NULL DO NOTHING RETURNING *
 CLOSE_BLOCKS = Statement[BlockRow]("""
 UPDATE pipeline.blocks SET closed_at = pipeline.clock()
 WHERE workflow = :workflow AND kind = ANY(:kinds) AND closed_at IS NULL RETURNING *
+""")
+
+
+_COLUMNS = """connector, operation, is_mutation, params_schema, result_schema, redact, shown, shows, look_up, keyed,
+  key_lifetime, can_reconcile, can_fetch, timeout, settle, value, four_eyes_above"""
+_TYPES = """connector text, operation text, is_mutation boolean, params_schema jsonb, result_schema jsonb,
+    redact text[], shown text[], shows text, look_up text, keyed boolean, key_lifetime interval, can_reconcile boolean,
+    can_fetch boolean, timeout interval, settle interval, value text, four_eyes_above numeric"""
+_CHANGED = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.replace("\n", "").replace(" ", "").split(",")[2:])
+
+#: Insert operations that are new, and change those that differ if ``can_replace``. An equal one is not touched.
+UPSERT = Statement[OperationNameRow](f"""
+WITH declared AS (
+  SELECT {_COLUMNS} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({_TYPES})
+)
+INSERT INTO pipeline.operations AS o ({_COLUMNS})
+SELECT {_COLUMNS} FROM declared d WHERE NOT EXISTS (
+  SELECT FROM pipeline.operations known WHERE known.connector = d.connector AND known.operation = d.operation
+    AND (NOT :can_replace OR to_jsonb(known) - 'registered_at' = to_jsonb(d)))
+ORDER BY connector, operation
+ON CONFLICT (connector, operation) DO UPDATE SET {_CHANGED}, registered_at = pipeline.clock() WHERE :can_replace
+RETURNING o.connector, o.operation
 """)

@@ -186,7 +186,7 @@ def test_metrics_are_pushed_if_nothing_is_scraped_or_if_requested(
 def test_a_port_without_the_exporter_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_export, "find_spec", lambda name: None if name == "prometheus_client" else object())
     metrics_export.require_exporter(Settings())
-    with pytest.raises(SettingsError, match=r"PIPELINE_METRICS_PORT: .*pip install 'pipeline\[otel\]'"):
+    with pytest.raises(SettingsError, match=r"PIPELINE_METRICS_PORT: .*pip install 'celery-durable-effects\[otel\]'"):
         metrics_export.require_exporter(Settings(metrics_port=1))
 
 
