@@ -128,10 +128,12 @@ demo: setup ## run a whole system with a workload and print a summary
 RESOLVE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 COMPILE := $(RESOLVE) pyproject.toml --extra http --extra otel --extra console --extra oidc --extra codec
 
+FRAMEWORKS := --extra async --extra django --extra flask
+
 lock: setup ## resolve the dependencies again: all of them, those of the image, and what builds it
-	$(COMPILE) --extra servers --group dev -o requirements.lock
+	$(COMPILE) --extra servers $(FRAMEWORKS) --group dev -o requirements.lock
 	$(COMPILE) --no-annotate --constraints requirements.lock -o deploy/requirements.lock
-	$(COMPILE) --resolution lowest-direct --extra servers --group test -o requirements-lowest.lock
+	$(COMPILE) --resolution lowest-direct --extra servers $(FRAMEWORKS) --group test -o requirements-lowest.lock
 	echo hatchling | $(RESOLVE) - --no-annotate -o deploy/build.lock
 
 clean: ## stop the embedded servers; remove their data, the caches and what was built
