@@ -1,6 +1,7 @@
 """Wiring only: one pair of servers for the whole run, one database per test process, invariants after each test."""
 
 import gc
+import logging
 import os
 from collections.abc import Generator, Iterator
 from datetime import timedelta
@@ -113,6 +114,16 @@ def db(_pool: Database, request: pytest.FixtureRequest) -> Iterator[Database]:
                 assert databases.invariant_findings(tx) == []
     finally:
         databases.delete_all_rows(database)
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_logging() -> Iterator[None]:
+    """Put levels and handlers back: a Celery worker in the test's process sets them for all that comes later."""
+    loggers = [logging.getLogger(name) for name in (None, "pipeline", "celery")]
+    before = [(each.level, each.propagate, each.disabled, [*each.handlers]) for each in loggers]
+    yield
+    for each, (level, each.propagate, each.disabled, each.handlers) in zip(loggers, before, strict=True):
+        each.setLevel(level)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pipeline import Call, Grade, InvalidInputError, LogicError, NotFound, Retry
 from pipeline.connectors.celery import Tasks
 from pipeline.domain.reconciliation import Applied, ErrorMeaning
 from pipeline.embedded import servers
-from pipeline.testing import FaultyProxy, Inline, Subject, conformance, is_complete_http_request
+from pipeline.testing import FaultyProxy, Inline, Subject, is_complete_http_request
 from tests.support.conformance_retries import patient
 from tests.testing.conformance_server import World, running
 
@@ -209,7 +209,7 @@ def test_a_task_that_is_sent_to_its_worker_conforms_to_its_declared_grade(broker
             settle=SECOND,
         )
         with start_worker(workers, pool="solo", perform_ping_check=False, shutdown_timeout=30):
-            conformance(subject).require(Grade.B)
+            patient(subject).require(Grade.B)
 
 
 def test_the_result_backend_says_how_a_sent_task_ended_and_nothing_about_one_it_does_not_know(broker: str) -> None:

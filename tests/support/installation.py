@@ -70,6 +70,7 @@ class Node:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.name, self.log = name, log
+        self.is_asked_to_stop = False
         self.process: forked_python.ForkedProcess | subprocess.Popen[bytes]
         if arguments[arguments.index("-A") + 1] == "pipeline" and "PYTHONPROFILEIMPORTTIME" not in environ:
             self.process = forked_python.start(module, arguments, environ=environ, output=log)
@@ -116,11 +117,16 @@ class Node:
         os.killpg(self.process.pid, signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
+        self.is_asked_to_stop = True
         self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """Stop in order and say how it ended: what it was doing is done when this returns."""
-        self.ask_to_stop()
+        """Stop in order and say how it ended: what it was doing is done when this returns.
+
+        It is asked once: a second signal kills a process whose interpreter is ending, and its exit code is lost.
+        """
+        if not self.is_asked_to_stop:
+            self.ask_to_stop()
         return self.process.wait(timeout=60)
 
     def end(self) -> None:
