@@ -1,5 +1,6 @@
 """How other services publish events: in their own transaction, or through a client."""
 
+from pipeline.client.asynchronous import AsyncClient, publish_async
 from pipeline.client.http import HttpClient
 from pipeline.client.publishing import (
     BrokerClient,
@@ -14,6 +15,7 @@ from pipeline.config import database_url_of
 from pipeline.domain.values import Limits
 
 __all__ = [
+    "AsyncClient",
     "BrokerClient",
     "DatabaseClient",
     "EventInput",
@@ -24,4 +26,5 @@ __all__ = [
     "UnavailableError",
     "database_url_of",
     "publish",
+    "publish_async",
 ]

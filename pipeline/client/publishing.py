@@ -12,7 +12,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -21,8 +22,10 @@ from uuid import UUID
 from psycopg2 import extensions  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from pipeline.config import QUEUE_PREFIX, database_url_of
 from pipeline.consumer_engine.bounded import StepRunner, TimedOutError
@@ -126,7 +129,7 @@ def _transaction(connection: Any) -> Transaction:
     if _is_session(connection):
         connection = connection.connection()
     if isinstance(connection, Connection):
-        _require_postgres(connection.dialect.name)
+        require_postgres(connection.dialect.name)
         _require_transaction(connection.connection.dbapi_connection)
         return Transaction(CallerConnection(connection))
     if isinstance(connection, extensions.connection) and not connection.async_:
@@ -136,11 +139,11 @@ def _transaction(connection: Any) -> Transaction:
     raise InvalidInputError(
         f"Events cannot be published through a {kind}; expected a Connection or Session of SQLAlchemy, or a connection "
         "of psycopg2 that is not asynchronous, with its transaction open. An AsyncSession publishes with "
-        "`await session.run_sync(lambda session: publish(session, ...))`."
+        "`await publish_async(session, ...)`."
     )
 
 
-def _require_postgres(kind: str) -> None:
+def require_postgres(kind: str) -> None:
     if kind != "postgresql":
         raise InvalidInputError(
             f"Events cannot be published through a database of kind {kind}; expected the Postgres that the workflows "
@@ -188,6 +191,9 @@ log = logging.getLogger(__name__)
 
 PUBLISH_QUEUE = "publish"  #: behind the prefix: what other services send, events and wake-ups
 _TIMEOUT = timedelta(seconds=30)
+#: How long a request of a web application waits for the broker, at most.
+WAKE_UP_TIMEOUT = timedelta(seconds=5)
+_WAITING = "pipeline.waiting"  #: where a session keeps what it wakes after its commit
 _UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
 EventInputs = Sequence[EventInput | Mapping[str, Any]]
 
@@ -198,6 +204,24 @@ class UnavailableError(PipelineError):
 
 class RefusedError(PipelineError):
     """The database refuses the events. Trying again does not help."""
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Raise the errors of a client instead of those of drivers."""
+    try:
+        yield
+    except (TimedOutError, TimeoutError) as error:
+        raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
+    except PoolTimeoutError as error:
+        raise UnavailableError("Every connection of the pool is taken. Nothing was published.") from error
+    except OSError as error:
+        raise UnavailableError(f"The database cannot be reached: {error}. {_UNKNOWN}") from error
+    except DBAPIError as error:
+        problem = describe_error(error)
+        if is_transient(error):
+            raise UnavailableError(f"The database cannot be used: {problem}. {_UNKNOWN}") from error
+        raise RefusedError(f"The database refused the events: {problem}. Nothing was published.") from error
 
 
 class App(Protocol):
@@ -232,6 +256,32 @@ class WakeUpSender:
             log.warning("the broker cannot be reached; the next tick finds %s: %s", subject, error)
 
 
+def wake_after_commit(session: Any, workflow: str, wake: Callable[[str], None]) -> None:
+    """Call ``wake`` once the open transaction of a Session of SQLAlchemy has committed.
+
+    Several calls for one workflow are one. Nothing is called after a rollback; a savepoint changes nothing.
+    """
+    if _WAITING not in session.info:
+        session.info[_WAITING] = {}
+        event.listen(session, "after_commit", _wake_waiting)
+        event.listen(session, "after_transaction_end", _forget_waiting)
+    session.info[_WAITING][workflow] = wake
+
+
+def _wake_waiting(session: Any) -> None:
+    if session.in_nested_transaction():  # a savepoint is released
+        return
+    waiting = dict(session.info[_WAITING])
+    session.info[_WAITING].clear()
+    for workflow, wake in waiting.items():
+        wake(workflow)
+
+
+def _forget_waiting(session: Any, transaction: Any) -> None:
+    if transaction.parent is None:
+        session.info[_WAITING].clear()
+
+
 class DatabaseClient:
     """Publish in a transaction of its own. Every call ends within ``timeout``.
 
@@ -259,15 +309,8 @@ class DatabaseClient:
 
     def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> Receipt:
         """Publish and commit. Then wake the workflow, if an event is new and the client has a Celery app."""
-        try:
+        with client_errors():
             receipt: Receipt = self._bounded.run(self._publish, workflow, events, replace)
-        except TimedOutError as error:
-            raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
-        except DBAPIError as error:
-            problem = describe_error(error)
-            if is_transient(error):
-                raise UnavailableError(f"The database cannot be used: {problem}. {_UNKNOWN}") from error
-            raise RefusedError(f"The database refused the events: {problem}. Nothing was published.") from error
         if self._wake_ups is not None and (receipt.new or receipt.replaced):
             self._wake_ups.wake_workflow(workflow)
         return receipt

@@ -116,14 +116,19 @@ def is_transient(error: BaseException) -> bool:
         return isinstance(error, TimeoutError)
     if is_plan_outdated(error):
         return True
-    state = getattr(error.orig, "pgcode", None)
-    return state is None or state[:2] in _TRANSIENT_SQLSTATES
+    state = _sqlstate(error)
+    return not state or state[:2] in _TRANSIENT_SQLSTATES
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    """Return the SQLSTATE of an error of any driver; empty if the server gave none."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""  # the second: psycopg2
 
 
 def describe_error(error: DBAPIError) -> str:
     """Return the message of the database, with an explanation where it needs one."""
     message = str(error.orig).strip()
-    meaning = _EXPLANATIONS.get("53300" if is_full(error) else getattr(error.orig, "pgcode", None) or "")
+    meaning = _EXPLANATIONS.get("53300" if is_full(error) else _sqlstate(error))
     return f"{message} ({meaning})" if meaning else message
 
 
@@ -135,18 +140,18 @@ def is_full(error: BaseException) -> bool:
 
 def is_lock_timeout(error: BaseException) -> bool:
     """Whether another transaction held what was needed for longer than this one was to wait."""
-    return isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == "55P03"
+    return isinstance(error, DBAPIError) and _sqlstate(error) == "55P03"
 
 
 def is_read_only(error: DBAPIError) -> bool:
     """Whether this database takes no writes at all, as a standby."""
-    return getattr(error.orig, "pgcode", None) == "25006"
+    return _sqlstate(error) == "25006"
 
 
 def is_disconnected(error: DBAPIError) -> bool:
     """Whether no server answered, or the connection ended."""
-    state = getattr(error.orig, "pgcode", None)
-    return state is None or state[:2] == "08" or state[:3] == "57P"
+    state = _sqlstate(error)
+    return not state or state[:2] == "08" or state[:3] == "57P"
 
 
 class Transaction:

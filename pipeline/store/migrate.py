@@ -85,16 +85,21 @@ def require_current(db: Database) -> None:
 
     A deployment that only adds to the schema is rolled out while workers of the one before still run and restart.
     """
-    expected = expected_version()
     with db.engine.connect() as connection:
-        found = current_version(connection)
-        if found == expected:
-            return
-        is_newer = found is not None and found > expected  # versions are numbers with leading zeros
-        if is_newer and connection.scalar(_OLDEST_COMPATIBLE_CODE) <= expected:
-            return
-        if not is_newer:
-            _require_upgradable(connection)
+        require_version(connection)
+
+
+def require_version(connection: Connection) -> None:
+    """Refuse the database of a connection for the reasons of ``require_current``."""
+    expected = expected_version()
+    found = current_version(connection)
+    if found == expected:
+        return
+    is_newer = found is not None and found > expected  # versions are numbers with leading zeros
+    if is_newer and connection.scalar(_OLDEST_COMPATIBLE_CODE) <= expected:
+        return
+    if not is_newer:
+        _require_upgradable(connection)
     raise SchemaVersionError(found, expected, is_newer=is_newer)
 
 
