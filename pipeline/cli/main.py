@@ -140,6 +140,11 @@ COMMANDS = {
         PUT_IN, "publish:publish", "Publish events. A message id that was published before changes nothing."
     ),
     "ingest": Command(PUT_IN, "ingest:app", "Publish the entries of a Redis stream as events."),
+    "init": Command(
+        RUN,
+        "init:init",
+        "Write a new package with a workflow, a connector, their test and settings into this folder.",
+    ),
     "dev": Command(
         RUN,
         "dev:dev",

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -56,6 +56,7 @@ class Program:
     name: str
     command: tuple[str, ...]
     is_required: bool = True
+    pid_file: Path | None = None  #: holds the process id while it runs
 
 
 class _ManagedProcess:
@@ -78,6 +79,8 @@ class _ManagedProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if self.program.pid_file:
+            self.program.pid_file.write_text(f"{self.process.pid}\n")
         output = self.process.stdout
         assert output is not None
         threading.Thread(target=self._forward_output, args=(output,), daemon=True).start()
@@ -94,10 +97,10 @@ class _ManagedProcess:
 
     def kill(self) -> None:
         """End it and whatever it started, which is in its session too."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
+        if self.program.pid_file:
+            self.program.pid_file.unlink(missing_ok=True)
 
     def _forward_output(self, output: IO[bytes]) -> None:
         with output:
@@ -246,7 +249,11 @@ def _programs(options: DevOptions, ports: _Ports) -> list[Program]:
     alone = ("--without-mingle", "--without-gossip")  # no other worker runs here
     worker = ("worker", "-l", "INFO", f"--concurrency={options.concurrency}", "-n", "dev@%h", *alone)
     found = [
-        Program(name="worker", command=celery(*worker, *(("--task-events",) if ports.flower else ()))),
+        Program(
+            name="worker",
+            command=celery(*worker, *(("--task-events",) if ports.flower else ())),
+            pid_file=options.home / "worker.pid",
+        ),
         Program(
             name="beat",
             command=celery("beat", "-l", "WARNING", "--schedule", str(options.home.resolve() / "beat-schedule")),

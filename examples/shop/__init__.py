@@ -1,0 +1,1 @@
+"""Tell customers about their orders: each message is sent once."""
