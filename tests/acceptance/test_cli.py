@@ -14,10 +14,8 @@ from sqlalchemy.engine import make_url
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
-from tests.support import databases
+from tests.support import databases, forked_python
 from tests.support.environ import clean_environ
-
-PIPELINE = Path(sys.executable).parent / "pipeline"
 
 
 @pytest.fixture
@@ -28,14 +26,8 @@ def unmigrated(embedded: Servers) -> Iterator[str]:
 
 def pipeline(*arguments: str, database_url: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = clean_environ()
-    return subprocess.run(
-        [PIPELINE, *arguments],
-        env={**clean, "PIPELINE_DATABASE_URL": database_url, "COLUMNS": "200", **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    given = {**clean, "PIPELINE_DATABASE_URL": database_url, "COLUMNS": "200", **environ}
+    return forked_python.run(*arguments, environ=given)
 
 
 def test_upgrade_brings_an_empty_database_to_the_newest_version_and_may_be_repeated(unmigrated: str) -> None:

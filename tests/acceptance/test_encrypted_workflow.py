@@ -3,20 +3,18 @@
 import base64
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import redis
 from celery import Celery
 
 from pipeline import AesGcm, BrokerClient
 from pipeline.store.codecs import Codecs
+from tests.support import forked_python
 from tests.support.databases import stored_text
 from tests.support.environ import clean_environ
 from tests.support.installation import RARE, Installation
 from tests.support.wait import wait_for
 
-PIPELINE = Path(sys.executable).parent / "pipeline"
 KEYS = ",".join(f"{name}:{base64.b64encode(bytes([number]) * 32).decode()}" for name, number in (("k2", 2), ("k1", 1)))
 OLD_KEY, WORKFLOW = KEYS.split(",")[1], "tests.support.encrypted_workflow"
 PLANTED = "planted-4711"  #: as in the workflow
@@ -26,8 +24,7 @@ def shell(nodes: Installation, *arguments: str, keys: str = KEYS) -> "subprocess
     """Run a command in a shell without the workflow's code."""
     urls = {"PIPELINE_DATABASE_URL": nodes.database_url, "PIPELINE_BROKER_URL": nodes.broker_url}
     environ = {**clean_environ(), **urls, "COLUMNS": "200", "PIPELINE_CODEC_KEYS": keys}
-    command = [str(PIPELINE), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return forked_python.run(*arguments, environ=environ)
 
 
 def redis_text(nodes: Installation) -> str:
@@ -91,6 +88,6 @@ def test_a_worker_with_the_wrong_keys_does_not_start(nodes: Installation) -> Non
     nodes.worker("--pool=solo", PIPELINE_WORKFLOWS=WORKFLOW, PIPELINE_CODEC_KEYS=OLD_KEY, **RARE).stop()
     wrong = f"k2:{base64.b64encode(bytes(32)).decode()}"
     environ = nodes.environ | {"PIPELINE_WORKFLOWS": WORKFLOW, "PIPELINE_CODEC_KEYS": wrong}
-    command = [sys.executable, "-m", "celery", "-A", "pipeline", "worker", "--pool=solo"]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    command = ("-A", "pipeline", "worker", "--pool=solo")
+    ended = forked_python.run(*command, module="celery", environ=environ, timeout=90)
     assert (ended.returncode, "encrypted with the key 'k1'" in ended.stderr) == (78, True), ended.stderr

@@ -32,7 +32,7 @@ from tests.acceptance.test_server_crashes import (
 from tests.acceptance.test_unreliable_messages import (
     test_three_of_ten_messages_dropped_doubled_delayed_and_overtaken_lose_and_repeat_nothing,  # noqa: F401
 )
-from tests.support import databases
+from tests.support import databases, forked_python
 from tests.support.environ import clean_environ
 from tests.support.installation import PROJECT, RARE, Installation, Node, installed
 from tests.support.ports import free_port
@@ -109,15 +109,8 @@ def test_a_worker_with_a_setting_that_contradicts_ours_does_not_start(installati
         environ |= given
 
     def refused(*options: str) -> str:
-        ended = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", HOST, "worker", *options],
-            env=environ,
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = ("-A", HOST, "worker", *options)
+        ended = forked_python.run(*command, module="celery", environ=environ, timeout=120, has_ours=False)
         assert ended.returncode == EXIT_UNSAFE, ended.stderr
         return ended.stderr
 

@@ -1,21 +1,18 @@
 """A real worker registers its operations; a shell without their code shows, approves and resolves."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from pipeline.domain.values import NewEvent
 from pipeline.transitions import events
+from tests.support import forked_python
 from tests.support.environ import clean_environ
 from tests.support.installation import RARE, Installation
 from tests.support.secret_charges_workflow import SECRETS
 from tests.support.wait import wait_for
 
-PIPELINE = Path(sys.executable).parent / "pipeline"
 Typed = Callable[..., str]
 
 
@@ -25,14 +22,7 @@ def typed(nodes: Installation) -> Typed:
 
     def run(*arguments: str) -> str:
         urls = {"PIPELINE_DATABASE_URL": nodes.database_url, "PIPELINE_BROKER_URL": nodes.broker_url}
-        done = subprocess.run(
-            [PIPELINE, *arguments],
-            env={**clean_environ(), **urls, "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = forked_python.run(*arguments, environ={**clean_environ(), **urls, "COLUMNS": "200"})
         assert done.returncode == 0, done.stderr
         assert not [secret for secret in SECRETS if secret in done.stdout + done.stderr]
         return done.stdout

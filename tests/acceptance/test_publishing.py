@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from pipeline.cli.main import main
 from pipeline.store.database import Statement
-from tests.support import dead_letter_scenario
+from tests.support import dead_letter_scenario, forked_python
 from tests.support.installation import PROJECT, RARE, Installation
 from tests.support.wait import wait_for
 
@@ -65,8 +65,7 @@ def test_events_in_the_broker_survive_celery_purge(shop: Installation, theirs: C
         for name in names:
             theirs.send_task("pipeline.publish", args=["shop", [order(name)]], queue="pipeline.publish")
             theirs.send_task("pipeline.schedule", args=["shop"], queue="pipeline.schedule")
-        command = [sys.executable, "-m", "celery", "-A", "pipeline", "purge", "--force"]
-        done = subprocess.run(command, env={**os.environ, **shop.environ}, cwd=PROJECT, capture_output=True, text=True)
+        done = forked_python.run("-A", "pipeline", "purge", "--force", module="celery", environ=shop.environ)
         assert done.returncode == 0, done.stderr
         assert (broker.llen("pipeline.schedule"), broker.llen("pipeline.publish") > 0) == (0, True)
     finally:

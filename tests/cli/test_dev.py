@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.embedded import locks, processes, servers
+from tests.support import forked_python
 from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
@@ -83,15 +84,7 @@ class Dev:
 
     def pipeline(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command in the same folder: it finds the servers by itself."""
-        return subprocess.run(
-            [PIPELINE, *arguments],
-            cwd=PROJECT,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN,
-            check=False,
-        )
+        return forked_python.run(*arguments, environ=self.environ, timeout=WITHIN)
 
     def _tail(self) -> str:
         return self.log.read_text()[-2000:]
@@ -145,7 +138,7 @@ def test_it_works_restarts_crashed_processes_and_leaves_none_behind(
     dev.wait_for(" ready.")
     order = ("orders.paid", '{"order": "4711", "email": "you@example.org"}', "--message-id", "4711")
     assert dev.pipeline("publish", "receipts", *order).stdout == "1 new, 0 repeated, 0 replaced\n"
-    wait_for(lambda: "committed" in dev.pipeline("runs").stdout, within=WITHIN, why="a committed run")
+    wait_for(lambda: "committed" in dev.pipeline("runs").stdout, within=WITHIN, every=0.2, why="a committed run")
     assert "receipt:4711" in dev.pipeline("trace", "message:4711").stdout
     dev.wait_for("worker  │ receipts  4711  mail.send  applied  ")
     assert not re.search(r"Task pipeline\.|run\.prepared|sweep", dev.log.read_text())

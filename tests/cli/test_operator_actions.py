@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ from pipeline.transitions import events, workflows
 from tests.cli import scenarios
 from tests.cli.conftest import Pipeline
 from tests.factories import SOMEBODY, a_run, a_workflow, event_status, some_events, stopped, the_mutation, the_run
+from tests.support import forked_python
 from tests.support.installation import own_broker
 from tests.support.table_reads import rows, status_of, workflow_row
-
-PIPELINE = Path(sys.executable).parent / "pipeline"
 
 
 def audited(db: Database) -> list[tuple[str, str, str]]:
@@ -200,7 +198,7 @@ def test_workers_are_notified_at_once_and_an_unreachable_broker_is_reported(
 def typed(database_url: str, broker_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     environ |= {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_BROKER_URL": broker_url}
-    return subprocess.run([PIPELINE, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return forked_python.run(*arguments, environ=environ)
 
 
 def test_every_kind_of_waiting_item_is_listed_with_its_commands(db: Database, pipeline: Pipeline) -> None:

@@ -1,8 +1,8 @@
 """Python programs as forks of a process that has imported what they need.
 
 A new Python process imports everything again before it starts to work. One process per test process imports what the
-nodes need, and forks one for each ``start``. The fork behaves as if ``python -m MODULE ...`` had been started: it has
-its own session, environment, folder and output, and signals and exit codes are real. The process that forks has one
+programs need, and forks one for each ``start``. The fork behaves as if ``python -m MODULE ...`` had been started: it
+has its own session, environment, folder and output, and signals and exit codes are real. The process that forks has one
 thread, no settings and no connection, so a fork inherits none.
 """
 
@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parents[2]
-#: What a worker, a beat and `pipeline ingest` have imported when they are ready. No module that reads the environment.
+PIPELINE = "pipeline.cli.main:main"  #: what the installed command ``pipeline`` calls
+#: What a worker, a beat and the commands that tests type have imported when they are ready. No module that reads the
+#: environment.
 NEEDED = (
     "celery.__main__",
     "celery.bin.celery",
@@ -45,11 +47,23 @@ NEEDED = (
     "celery.worker.strategy",
     "kombu.transport.redis",
     "psycopg2.extras",
+    "rich.table",
+    "rich.tree",
     "sqlalchemy.dialects.postgresql.psycopg2",
     "pipeline.celery",
+    "pipeline.cli.attention",
+    "pipeline.cli.connectors",
+    "pipeline.cli.database",
+    "pipeline.cli.dead_letters",
     "pipeline.cli.ingest",
     "pipeline.cli.main",
+    "pipeline.cli.mutations",
+    "pipeline.cli.publish",
+    "pipeline.cli.quarantine",
+    "pipeline.cli.runs",
     "pipeline.cli.setup",
+    "pipeline.cli.system",
+    "pipeline.cli.workflows",
     "pipeline.tasks.supervised",
     "pipeline.tasks.dead_letter",
     "pipeline.tasks.phases",
@@ -101,29 +115,63 @@ class ForkedProcess:
 
 
 def start(
-    module: str, arguments: Sequence[str], *, environ: Mapping[str, str], output: Path, cwd: Path = PROJECT
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    output: Path,
+    errors: Path | None = None,
+    cwd: Path = PROJECT,
+    has_ours: bool = True,
 ) -> ForkedProcess:
-    """Run ``python -m MODULE ARGUMENTS``, or the function MODULE:FUNCTION, in a fork; it has begun on return."""
+    """Run ``python -m MODULE ARGUMENTS``, or the function MODULE:FUNCTION, in a fork; it has begun on return.
+
+    Without ``errors`` they are in the output. A program of another team has to import our modules by itself: in its
+    fork only packages of others are imported (``has_ours``).
+    """
     request = {
         "module": module,
         "arguments": list(arguments),
         "environ": dict(environ),
         "output": str(output),
+        "errors": str(errors or ""),
         "cwd": str(cwd),
     }
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(_address())
+    connection.connect(_address(has_ours))
     connection.sendall(json.dumps(request).encode() + b"\n")
     return ForkedProcess(connection)
 
 
+def run(
+    *arguments: str,
+    environ: Mapping[str, str],
+    module: str = PIPELINE,
+    cwd: Path = PROJECT,
+    timeout: float = 60,
+    has_ours: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run the command ``pipeline`` in a fork, as ``subprocess.run`` would run the installed one, or another module."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        fork = start(module, arguments, environ=environ, output=output, errors=errors, cwd=cwd, has_ours=has_ours)
+        try:
+            code = fork.wait(timeout)
+        except BaseException:
+            fork.kill()
+            fork.wait()
+            raise
+        return subprocess.CompletedProcess([module, *arguments], code, output.read_text(), errors.read_text())
+
+
 @cache
-def _address() -> str:
+def _address(has_ours: bool) -> str:
     """Start the process that forks, and return its socket. It ends when the test process ends, even by a kill."""
     folder = tempfile.TemporaryDirectory()
     address = f"{folder.name}/forks"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-    command = [sys.executable, "-m", "tests.support.forked_python", address]
+    needed = [name for name in NEEDED if has_ours or not name.startswith("pipeline.")]
+    command = [sys.executable, "-m", "tests.support.forked_python", address, *needed]
     process = subprocess.Popen(
         command, cwd=PROJECT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -195,14 +243,16 @@ def _begin(request: Mapping[str, Any], connection: socket.socket) -> None:
     sys.path[:1] = [request["cwd"], *filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))]
     os.environ.clear()
     os.environ.update(request["environ"])
+    written = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for target, place, flags in (
         (0, os.devnull, os.O_RDONLY),
-        (1, request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (1, request["output"], written),
+        (2, request["errors"], written),
     ):
-        opened = os.open(place, flags, 0o644)
+        opened = os.open(place, flags, 0o644) if place else 1
         os.dup2(opened, target)
-        os.close(opened)
-    os.dup2(1, 2)
+        if place:
+            os.close(opened)
     with connection:
         connection.sendall(f"{os.getpid()}\n".encode())
 
@@ -215,7 +265,7 @@ def _replace_children_soon() -> None:
 
 
 def main() -> None:
-    for name in NEEDED:
+    for name in sys.argv[2:]:
         import_module(name)
     _replace_children_soon()
     gc.collect()

@@ -72,10 +72,11 @@ class Node:
         self.name, self.log = name, log
         self.is_asked_to_stop = False
         self.process: forked_python.ForkedProcess | subprocess.Popen[bytes]
-        if arguments[arguments.index("-A") + 1] == "pipeline" and "PYTHONPROFILEIMPORTTIME" not in environ:
-            self.process = forked_python.start(module, arguments, environ=environ, output=log)
+        if "PYTHONPROFILEIMPORTTIME" not in environ:
+            has_ours = arguments[arguments.index("-A") + 1] == "pipeline"
+            self.process = forked_python.start(module, arguments, environ=environ, output=log, has_ours=has_ours)
             return
-        command = [sys.executable, "-m", module, *arguments]  # a fork has our app, and would not show its imports
+        command = [sys.executable, "-m", module, *arguments]  # a fork would not show its imports
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, env=dict(environ), cwd=PROJECT, stdout=output, stderr=output, start_new_session=True
