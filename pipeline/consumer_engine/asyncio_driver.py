@@ -6,6 +6,7 @@ it, which is cancelled when its time is up. A call that ignores the cancellation
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import math
@@ -53,6 +54,7 @@ class AsyncioDriver:
         self._fetch_signal: asyncio.Future[None] | None = None  #: set on a stop request while a fetch runs
         self._waiting: deque[WorkItem] = deque()  #: started by the loop, not yet begun
         self._items: dict[asyncio.Task[Any], WorkItem] = {}
+        self._context = contextvars.copy_context()  #: of the loop; every item has a copy
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_gathering = False  #: whether a timer will wake the loop
         self._is_closing = False  #: only while this is set, a cancellation of an item's task is the engine's own
@@ -93,38 +95,33 @@ class AsyncioDriver:
             while True:
                 request = requests.send(answer)
                 try:
-                    if type(request) is not Invoke:
-                        answer = await self._perform(request)
-                    elif request.is_stoppable:
-                        answer = await self._fetch(request)
-                    elif request.limit is None:
-                        answer = CallResult(await request.function(*request.args))
+                    if type(request) is tuple:
+                        answer = await request[0](*request[1]), None
                     else:
-                        answer = await self._call_bounded(request)
+                        answer = await self._perform(request)
                 except BaseException as error:  # noqa: BLE001 - nearly every error of the task is a result
-                    answer = self._error_result(error, request, own)
+                    answer = self._error_answer(error, request, own)
                 if own is not None and own.cancelling() and not self._is_closing:
-                    answer = await self._undo_cancel(own)
+                    answer = await self._undo_cancel(request, own)
         except StopIteration as end:
             value: T = end.value
             return value
         finally:
             requests.close()
 
-    def _error_result(self, error: BaseException, request: Any, own: "asyncio.Task[Any] | None") -> CallResult:
+    def _error_answer(self, error: BaseException, request: Any, own: "asyncio.Task[Any] | None") -> Any:
         """Return the error of a call; raise it if it asks this very task to end."""
         if isinstance(error, asyncio.CancelledError):
             task = own or asyncio.current_task()
             is_for_this_task = self._is_closing if own is not None else task is not None and task.cancelling() > 0
         else:
-            is_for_this_task = (
-                isinstance(error, KeyboardInterrupt) or _is_coroutine_closing(error) or type(request) is not Invoke
-            )
+            is_call = type(request) in (tuple, Invoke)
+            is_for_this_task = isinstance(error, KeyboardInterrupt) or _is_coroutine_closing(error) or not is_call
         if is_for_this_task:
             raise error
-        return CallResult(error=error)
+        return _failed(request, error)
 
-    async def _undo_cancel(self, own: "asyncio.Task[Any]") -> CallResult:
+    async def _undo_cancel(self, request: Any, own: "asyncio.Task[Any]") -> Any:
         """Undo a cancellation of an item's task by foreign code: the call failed, the item goes on."""
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # another cancellation may be pending
@@ -132,13 +129,15 @@ class AsyncioDriver:
             raise asyncio.CancelledError
         while own.cancelling():
             own.uncancel()
-        return CallResult(
-            error=asyncio.CancelledError("the asyncio task of the item was cancelled by other code than the engine")
-        )
+        message = "the asyncio task of the item was cancelled by other code than the engine"
+        return _failed(request, asyncio.CancelledError(message))
 
     async def _perform(self, request: Any) -> Any:
         match request:
+            case Invoke():
+                return await self._call(request)
             case Start(items):
+                self._context = contextvars.copy_context()
                 self._waiting.extend(items)
                 self._refill()
             case StartFetch(attempts):
@@ -182,33 +181,35 @@ class AsyncioDriver:
         """Begin the next items, up to the concurrency."""
         while self._waiting and len(self._items) < self._concurrency:
             item = self._waiting.popleft()
-            task = self._loop.create_task(self._item_task(item))
+            task = self._loop.create_task(self._item_task(item), context=self._context.copy())
             self._items[task] = item
-            task.add_done_callback(self._on_item_done)
+            task.add_done_callback(self._on_item_cancelled)
 
-    async def _item_task(self, item: WorkItem) -> ItemOutcome | BaseException:
+    async def _item_task(self, item: WorkItem) -> None:
+        """Process an item, report how it has ended, and begin the next."""
+        own = asyncio.current_task()
+        assert own is not None
         try:
-            return await self._drive(run_item(self._setup, item), asyncio.current_task())
+            done: Any = ItemDone(item, await self._drive(run_item(self._setup, item), own))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop raises it
-            return error
-
-    def _on_item_done(self, task: "asyncio.Task[Any]") -> None:
-        """Report an item that has ended, and begin the next."""
-        item = self._items.pop(task, None)
-        if item is None:  # the loop gave it up
+            done = error
+        own.remove_done_callback(self._on_item_cancelled)
+        if self._items.pop(own, None) is None:  # the loop gave it up
             return
-        if task.cancelled():  # by foreign code, before it ran: it could not undo that
-            self._waiting.appendleft(item)
+        if len(self._waiting) > _ENOUGH:  # no item waits for the loop: let more outcomes arrive
+            self._gather(done)
         else:
-            ended = task.result()
-            done = ended if isinstance(ended, BaseException) else ItemDone(item, ended)
-            if len(self._waiting) > _ENOUGH:  # no item waits for the loop: let more outcomes arrive
-                self._gather(done)
-            else:
-                self._put(done)
+            self._put(done)
         self._refill()
+
+    def _on_item_cancelled(self, task: "asyncio.Task[Any]") -> None:
+        """Begin an item again whose task foreign code cancelled before it ran: it could not undo that."""
+        item = self._items.pop(task, None)
+        if item is not None:
+            self._waiting.appendleft(item)
+            self._refill()
 
     def _gather(self, done: Any) -> None:
         """Wake the loop a little later."""
@@ -263,7 +264,11 @@ class AsyncioDriver:
         finally:
             self._abandon(task, call)
 
-    async def _call_bounded(self, call: Invoke) -> CallResult:
+    async def _call(self, call: Invoke) -> CallResult:
+        if call.is_stoppable:
+            return await self._fetch(call)
+        if call.limit is None:
+            return CallResult(await call.function(*call.args))
         task = self._create_call_task(call)
         try:
             done, _ = await asyncio.wait({task}, timeout=call.limit)
@@ -314,6 +319,11 @@ class AsyncioDriver:
             self._calls -= stubborn
             message = "%s: abandoned %s that did not end when cancelled"
             log.warning(message, self._setup.context.observer.task, quantity(len(stubborn), "call"))
+
+
+def _failed(request: Any, error: BaseException) -> Any:
+    """Return the answer to a call that failed."""
+    return (None, error) if type(request) is tuple else CallResult(error=error)
 
 
 def _keep_alive(task: "asyncio.Task[Any]") -> None:

@@ -35,13 +35,17 @@ class Invoke(NamedTuple):
     is_stoppable: bool = False  #: a stop request ends the wait for it
 
 
+#: A call without a limit: the function and its arguments. Its answer is a pair too: a value and an error.
+PlainCall = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
 class Pause(NamedTuple):
     """Wait so many seconds, or until a stop request."""
 
     seconds: float
 
 
-Request = Any  #: an Invoke or a Pause; of the loop also the requests of `pipeline.consumer_engine.loop`
+Request = Any  #: an Invoke, a PlainCall or a Pause; of the loop also the requests of `pipeline.consumer_engine.loop`
 StepGenerator = Generator[Request, Any, "StepResult"]
 
 
@@ -189,7 +193,7 @@ def run_attempts(context: EngineContext, spec: StepSpec, args: tuple[Any, ...], 
 def attempt_again(
     context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget, first: CallResult
 ) -> StepGenerator:
-    """Go on with a step after its first attempt, which `begin_plain` began, has failed."""
+    """Go on with a step whose first attempt has failed."""
     failure = _failure(spec, subject, first, None)
     last = StepResult(error=first.error, failure=failure, attempts=1)
     pause = pause_before_next(spec.retry, 1, failure.category)
@@ -242,15 +246,14 @@ def _attempt_once(
 ) -> StepGenerator:
     begun = context.clock()
     limit, is_cut = _limit(spec, subject, begun)
-    attempt = Attempt(context, spec.step, number, subject.transaction_id, None if limit is None else begun + limit)
-    token = _CURRENT.set(attempt)
+    ends_at = None if limit is None else begun + limit
+    attempt, token = begin_attempt(context, spec.step, number, subject.transaction_id, ends_at)
     can_be_abandoned = limit is not None or spec.is_stoppable
     on_abandon = functools.partial(_abandon, context, subject) if can_be_abandoned else _refuse_abandon
     try:
         ended: CallResult = yield Invoke(spec.function, args, limit, on_abandon, spec.is_stoppable)
     finally:
-        attempt.end()
-        _CURRENT.reset(token)
+        end_attempt(attempt, token)
     if ended.is_stopped:
         return StepResult(attempts=number, is_stopped=True)
     failure = _failure(spec, subject, ended, limit) if ended.is_timed_out or ended.error is not None else None
@@ -262,16 +265,16 @@ def _attempt_once(
     return StepResult(ended.value, ended.error, failure, number, is_past_deadline=was_cut, is_cut=was_cut)
 
 
-def begin_plain(
-    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], transaction_id: str
-) -> tuple[Invoke, Attempt, Token[Attempt]]:
-    """Begin the first attempt of a step without limits that nothing observes; `end_plain` ends it."""
-    attempt = Attempt(context, spec.step, 1, transaction_id, None)
-    return Invoke(spec.function, args, None, _refuse_abandon), attempt, _CURRENT.set(attempt)
+def begin_attempt(
+    context: EngineContext, step: str, number: int, transaction_id: str | None, ends_at: float | None
+) -> tuple[Attempt, Token[Attempt]]:
+    """Begin an attempt: the code that runs now can read it. `end_attempt` ends it."""
+    attempt = Attempt(context, step, number, transaction_id, ends_at)
+    return attempt, _CURRENT.set(attempt)
 
 
-def end_plain(attempt: Attempt, token: Token[Attempt]) -> None:
-    """End an attempt that `begin_plain` began."""
+def end_attempt(attempt: Attempt, token: Token[Attempt]) -> None:
+    """End an attempt that `begin_attempt` began."""
     attempt.end()
     _CURRENT.reset(token)
 

@@ -146,6 +146,8 @@ class _Consumer:
                 step="acknowledge", function=self._checked_acknowledge(source), retry=policy.steps.success.retry
             )
             setup.context.acknowledge = None
+        is_default = getattr(self.handle_transaction_success, "__func__", None) in _DEFAULT_SUCCESS_HANDLERS
+        setup.has_success_handler = not is_default or setup.context.acknowledge is not None
         return setup
 
     def _item_setup(self) -> ConsumerSetup:
@@ -356,6 +358,12 @@ class AsyncConsumerMixin(_Consumer):
         setup = self._item_setup()
         _require_async(self, [spec.function for spec in setup.steps.values()])
         return await AsyncioDriver(setup).run_item(self._single_item(transaction, setup))
+
+
+_DEFAULT_SUCCESS_HANDLERS = (
+    ConsumerMixin.handle_transaction_success,
+    AsyncConsumerMixin.handle_transaction_success,
+)
 
 
 def _acknowledge_of(source: Any) -> Callable[[Transaction], Any] | None:

@@ -19,8 +19,8 @@ from pipeline.consumer_engine.attempts import (
     StepSpec,
     StepTarget,
     attempt_again,
-    begin_plain,
-    end_plain,
+    begin_attempt,
+    end_attempt,
     run_attempts,
 )
 from pipeline.consumer_engine.bounded import CallResult, InFlight
@@ -39,6 +39,7 @@ from pipeline.consumer_engine.transactions import Transaction
 log = logging.getLogger("pipeline.consumer_engine")
 
 ItemGenerator = Generator[Request, Any, ItemOutcome]
+StepsGenerator = Generator[Request, Any, tuple[ItemStatus, TransactionException | None]]
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class ConsumerSetup:
     transaction_timeout: float | None
     #: whether attempts to process an item and to settle its success have no limits, and nothing observes them
     is_plain: bool = False
+    has_success_handler: bool = True  #: False if the default one has nothing to do
     acknowledge: StepSpec | None = None  #: how the engine acknowledges the succeeded items of a batch
 
     @classmethod
@@ -117,6 +119,11 @@ class WorkItem(StepTarget):
         self._claimed = threading.Lock()
         self._in_flight = in_flight
 
+    def begin(self, now: float) -> float:
+        """Note that a worker has started on the item, and return the time."""
+        self.is_started, self.begun_at = True, now
+        return now
+
     def claim(self) -> bool:
         """Return whether the caller is the first to settle the item.
 
@@ -131,55 +138,22 @@ class WorkItem(StepTarget):
 
 def run_item(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
     """Process an item whose id was taken, and release the id at the end."""
-    if setup.is_plain:
-        return _run_plain(setup, item)
     observer = setup.context.observer
     return _run_observed(setup, item) if observer.is_traced or observer.is_metered else _run_timed(setup, item)
 
 
 def _run_timed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
     clock = setup.context.clock
-    item.is_started, item.begun_at = True, (begun := clock())
+    begun = item.begin(clock())
     if setup.transaction_timeout is not None:
         item.ends_at = begun + setup.transaction_timeout
+    steps = _run_plain_steps if setup.is_plain else _run_steps
     try:
-        status, unhandled = yield from _run_steps(setup, item)
+        status, unhandled = yield from steps(setup, item)
     finally:
         setup.in_flight.release(item.transaction.transaction_id)
     seconds = clock() - begun
     return ItemOutcome(item.transaction, status, item.attempts, item.value, item.failure, unhandled, seconds, item.cut)
-
-
-def _run_plain(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
-    """Do what `_run_timed` does, in one generator as long as the first attempts return. From there on `_run_steps`."""
-    context, transaction = setup.context, item.transaction
-    item.is_started, item.begun_at = True, (begun := context.clock())
-    args: tuple[Any, ...] = (transaction,)
-    step, status, ended = Step.PROCESS, None, None
-    unhandled: TransactionException | None = None
-    try:
-        while not context.is_over:
-            call, attempt, token = begin_plain(context, setup.steps[step], args, transaction.transaction_id)
-            try:
-                ended = yield call
-            finally:
-                end_plain(attempt, token)
-            if ended.error is not None:
-                break
-            item.attempts[step] = 1
-            if step is Step.SUCCESS:
-                status = ItemStatus.SUCCESS
-                break
-            step, item.value, args, ended = Step.SUCCESS, ended.value, (transaction, ended.value), None
-            if not item.claim():
-                status = ItemStatus.UNFINISHED  # the loop gave the item up first
-                break
-        if status is None:
-            status, unhandled = yield from _run_steps(setup, item, step, ended)
-    finally:
-        setup.in_flight.release(transaction.transaction_id)
-    seconds = context.clock() - begun
-    return ItemOutcome(transaction, status, item.attempts, item.value, item.failure, unhandled, seconds, item.cut)
 
 
 def _run_observed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
@@ -198,9 +172,31 @@ def _run_observed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
     return outcome
 
 
+def _run_plain_steps(setup: ConsumerSetup, item: WorkItem) -> StepsGenerator:
+    """Do what `_run_steps` does, for less, as long as the first attempts return."""
+    context, args = setup.context, _arguments(item, Step.PROCESS)
+    for step in (Step.PROCESS, Step.SUCCESS):
+        if context.is_over:
+            return (yield from _run_steps(setup, item, step))
+        if step is Step.PROCESS or setup.has_success_handler:
+            attempt, token = begin_attempt(context, step, 1, item.transaction_id, None)
+            try:
+                value, error = yield setup.steps[step].function, args
+            finally:
+                end_attempt(attempt, token)
+            if error is not None:
+                return (yield from _run_steps(setup, item, step, CallResult(error=error)))
+        item.attempts[step] = 1
+        if step is Step.PROCESS:
+            item.value, args = value, (item.transaction, value)
+            if not item.claim():
+                return ItemStatus.UNFINISHED, None  # the loop gave the item up first
+    return ItemStatus.SUCCESS, None
+
+
 def _run_steps(
     setup: ConsumerSetup, item: WorkItem, step: Step = Step.PROCESS, first: CallResult | None = None
-) -> Generator[Request, Any, tuple[ItemStatus, TransactionException | None]]:
+) -> StepsGenerator:
     """Run one step after the other, until one settles the item or its time is up.
 
     ``first`` is how the first attempt of the first of these steps ended, if it was made.

@@ -54,8 +54,10 @@ def drive(requests: Generator[Any, Any, T], perform: Callable[[Any], Any]) -> T:
 def item_performer(steps: StepRunner, pause: Callable[[float], object]) -> Callable[[Any], Any]:
     """Return what performs the requests of an item. ``pause`` waits so many seconds, or less on a stop request."""
 
-    def perform(request: Invoke | Pause) -> Any:
-        if isinstance(request, Invoke):
+    def perform(request: Any) -> Any:
+        if type(request) is tuple:
+            return call_now(*request)
+        if type(request) is Invoke:
             return make_call(request, steps)
         pause(request.seconds)
         return None
@@ -67,14 +69,17 @@ def make_call(call: Invoke, steps: StepRunner) -> CallResult:
     """Make a call in this thread or, when it has a limit, beside it."""
     if call.limit is not None:
         return steps.run_bounded(call.function, call.args, limit=call.limit, on_abandon=call.on_abandon)
+    return CallResult(*call_now(call.function, call.args))
+
+
+def call_now(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+    """Make a call in this thread; return its value and its error."""
     try:
-        return CallResult(call_and_await(call.function, call.args))
-    except Exception as error:  # noqa: BLE001 - every error of the task is a result
-        return CallResult(error=error)
+        return call_and_await(function, args), None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Ctrl-C is meant for this thread
-        return CallResult(error=error)
+        return None, error  # every error of the task is a result
 
 
 class ThreadDriver:

@@ -137,11 +137,11 @@ class Transaction(BaseModel):
         metadata: FrozenDict,
     ) -> "Transaction":
         """Build an item from parts that are known to fit: JSON, and a time in UTC. Nothing is checked."""
+        if not _FROZEN.issuperset(map(type, payload.values())):
+            payload = {key: inner if type(inner) in _FROZEN else freeze(inner) for key, inner in payload.items()}
         known = {
             "transaction_id": transaction_id,
-            "payload": FrozenDict(
-                {key: inner if type(inner) in _FROZEN else freeze(inner) for key, inner in payload.items()}
-            ),
+            "payload": FrozenDict(payload),
             "created_at": created_at,
             "source": source,
             "correlation_id": None,

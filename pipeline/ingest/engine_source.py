@@ -265,7 +265,7 @@ def _transaction(message: QueueMessage) -> Transaction:
     return Transaction.of_entry(
         qualified_entry_id(message),
         message.payload,
-        _EPOCH + timedelta(milliseconds=added_ms),
+        _EPOCH + timedelta(0, 0, 0, added_ms),
         source=message.stream,
         traceparent=message.traceparent,
         metadata=FrozenDict(origin),

@@ -74,19 +74,16 @@ def _parse_streams(reply: Any, **_: Any) -> list[tuple[bytes, list[Entry]]]:
 
 def _pairs(flat: Sequence[bytes] | None) -> Pairs:
     given = flat or ()
+    if len(given) == 2:
+        return ((given[0], given[1]),)
     return tuple(zip(given[::2], given[1::2], strict=True))
 
 
 def payload_of(fields: Pairs) -> dict[str, Any]:
     """Return the JSON object of an entry, or raise a ValueError with the problem."""
-    found = dict(fields)
-    if DATA_FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN_FIELDS:
-        raise ValueError(
-            f"its fields are {_field_names(fields)}; expected exactly one, data, and beside it at most one traceparent "
-            "and one tracestate"
-        )
+    data = _data_of(fields)
     try:
-        payload = _DECODER.decode(str(found[DATA_FIELD], "utf-8"))
+        payload = _parse(str(data, "utf-8"))
     except RecursionError:
         raise ValueError("its data is nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -96,6 +93,27 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise ValueError(f"its data is a JSON {type(payload).__name__}; expected an object")
     return payload
+
+
+def _data_of(fields: Pairs) -> bytes:
+    if len(fields) == 1 and fields[0][0] == DATA_FIELD:
+        return fields[0][1]
+    found = dict(fields)
+    if DATA_FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN_FIELDS:
+        raise ValueError(
+            f"its fields are {_field_names(fields)}; expected exactly one, data, and beside it at most one traceparent "
+            "and one tracestate"
+        )
+    return found[DATA_FIELD]
+
+
+def _parse(text: str) -> Any:
+    """Parse JSON. For an object without white space around it, ``raw_decode`` does the same for less."""
+    if text[:1] == "{":
+        payload, end = _DECODER.raw_decode(text)
+        if end == len(text):
+            return payload
+    return _DECODER.decode(text)
 
 
 def traceparent_of(fields: Pairs) -> str | None:
@@ -171,7 +189,7 @@ class QueueConfig:
             require_positive(name, getattr(self, name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueMessage:
     """One delivered entry. It stays pending until it is acknowledged."""
 
@@ -182,6 +200,29 @@ class QueueMessage:
     times_delivered: int = 1  #: a lower bound, this delivery included
     traceparent: str | None = None  #: the trace that made it, if its entry names one
     fields: Pairs = field(default=(), repr=False, compare=False)  #: the fields of its entry
+
+    @classmethod
+    def of_entry(
+        cls,
+        config: QueueConfig,
+        entry: str,
+        payload: Mapping[str, Any],
+        times_delivered: int,
+        traceparent: str | None,
+        fields: Pairs,
+    ) -> "QueueMessage":
+        """Build a message for less than ``__init__``, which sets each field of a frozen class with a call."""
+        made = cls.__new__(cls)
+        made.__dict__.update(
+            stream=config.stream,
+            group=config.group,
+            id=entry,
+            payload=payload,
+            times_delivered=times_delivered,
+            traceparent=traceparent,
+            fields=fields,
+        )
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,14 +419,8 @@ class RedisStreamsQueue:
                 poison.append(PoisonEntry(id_, fields, str(error)))
                 continue
             messages.append(
-                QueueMessage(
-                    stream=self.config.stream,
-                    group=self.config.group,
-                    id=id_,
-                    payload=payload,
-                    times_delivered=delivered.get(id_, 1),
-                    traceparent=traceparent_of(fields),
-                    fields=fields,
+                QueueMessage.of_entry(
+                    self.config, id_, payload, delivered.get(id_, 1) if delivered else 1, traceparent_of(fields), fields
                 )
             )
         if poison:
@@ -481,4 +516,4 @@ def _is_unencodable(value: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return str(value, "utf-8", "replace") if type(value) is bytes else str(value)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from pipeline.consumer_engine.bounded import CallResult
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.errors import TransactionException
 from pipeline.consumer_engine.lifecycle import ItemOutcome, ItemStatus, LoopReport, Step
@@ -396,3 +397,8 @@ def with_time(run: Callable[[float], T], had_time: Callable[[T], bool]) -> T:
             break
         made = run(bound)
     return made
+
+
+def answer_to(request: Any, ended: CallResult) -> Any:
+    """Return what a driver sends back to an item that asked for a call."""
+    return (ended.value, ended.error) if type(request) is tuple else ended

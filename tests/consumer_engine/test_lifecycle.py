@@ -29,6 +29,7 @@ from tests.consumer_engine.scripted_tasks import (
     Script,
     ScriptRun,
     Threaded,
+    answer_to,
     check,
     item,
     items,
@@ -349,10 +350,11 @@ def test_an_item_that_the_loop_gave_up_gets_no_handler(variant: Run) -> None:
         hooks = task._item_setup()
         waiting = task._single_item(item("t-0"), hooks)
         living = run_item(hooks, waiting)
-        assert next(living).function == task.process_transaction
+        request = next(living)
+        assert request[0] == task.process_transaction
         assert waiting.claim()
         with pytest.raises(StopIteration) as end:
-            living.send(answer)
+            living.send(answer_to(request, answer))
         assert end.value.value.status is ItemStatus.UNFINISHED
         assert len(hooks.in_flight) == 0
 

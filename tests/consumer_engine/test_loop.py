@@ -21,6 +21,7 @@ from tests.consumer_engine.scripted_tasks import (
     Run,
     Script,
     ScriptRun,
+    answer_to,
     check,
     item,
     items,
@@ -88,9 +89,9 @@ def pretended(task: Any, given: list[Any], chosen: Any) -> list[float]:
 def _outcome_of(hooks: Any, each: Any) -> Any:
     living = run_item(hooks, each)
     try:
-        next(living)
+        request = next(living)
         while True:
-            living.send(CallResult())
+            request = living.send(answer_to(request, CallResult()))
     except StopIteration as end:
         return end.value
 
