@@ -100,7 +100,7 @@ def run_system(
         stack.enter_context(development.published_console(home, link.partition("/login")[0]))
         _publish(db, prefix, orders)
         _wait(lambda: _count(db, _DONE, prefix) >= orders // 10, "the first orders", worker)
-        killed = int(worker.disrupt(Disruption.CHILD, fraction=0.5, freeze_for=0.0))
+        killed = len(worker.disrupt(Disruption.CHILD, fraction=0.5, freeze_for=0.0))
         _wait(lambda: _count(db, _DONE, prefix) >= orders, "every order", worker)
         _wait(lambda: _count(db, _QUESTIONS, prefix) >= QUESTIONS, "the unanswered refunds", worker)
         sent = _sent_mails(outbox, prefix)

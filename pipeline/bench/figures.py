@@ -1,4 +1,4 @@
-"""Figures of measurements: medians, the spread of the A/A pair, ratios, and what they resolve.
+"""Figures of measurements: medians, the spread of the A/A pair, ratios, what they resolve, and their charts.
 
 The A/A pair is one case that is measured twice in each repeat. Its spread is the largest ratio between the two in one
 repeat. A ratio that is no larger than this spread is noise of the machine: it is not resolved.
@@ -7,6 +7,8 @@ repeat. A ratio that is no larger than this spread is noise of the machine: it i
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Self
+from xml.sax.saxutils import escape
 
 from pipeline.domain.errors import PipelineError
 
@@ -77,6 +79,11 @@ class Range:
     least: float
     largest: float
 
+    @classmethod
+    def of(cls, value: float) -> Self:
+        """Return the range of a single value."""
+        return cls(median=value, least=value, largest=value)
+
     def text(self, digits: int) -> str:
         """Return the median, and the range where it is one."""
         shown = [f"{value:,.{digits}f}" for value in (self.median, self.least, self.largest)]
@@ -120,3 +127,38 @@ def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     rank = -(-len(ordered) * percent // 100)
     return ordered[max(0, int(rank) - 1)]
+
+
+_WIDTH, _LABELS, _ROW, _MARGIN = 760, 300, 26, 16
+_SCALE = _WIDTH - _LABELS - 130
+
+
+def svg(charts: Sequence[tuple[str, Sequence[tuple[str, Range]]]], note: str) -> str:
+    """Return charts, one below the other."""
+    parts, y = [], _MARGIN
+    for title, bars in charts:
+        parts.append(f'<text x="0" y="{y + 12}" font-weight="bold">{escape(title)}</text>')
+        y += _ROW
+        largest = max(found.largest for _, found in bars) or 1.0
+        for label, found in bars:
+            parts += _bar(y, label, found, _SCALE / largest)
+            y += _ROW
+        y += _MARGIN
+    parts.append(f'<text x="0" y="{y + 4}" font-size="10" fill="#666">{escape(note)}</text>')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + _MARGIN}" '
+        'font-family="sans-serif" font-size="12">'
+    )
+    return "\n".join([head, f'<rect width="{_WIDTH}" height="{y + _MARGIN}" fill="white"/>', *parts, "</svg>", ""])
+
+
+def _bar(y: int, label: str, found: Range, scale: float) -> list[str]:
+    width, middle = found.median * scale, y + 9
+    digits = 0 if found.median >= 100 or float(found.median).is_integer() else 1
+    return [
+        f'<text x="0" y="{y + 13}">{escape(label)}</text>',
+        f'<rect x="{_LABELS}" y="{y}" width="{width:.1f}" height="18" fill="#4878a8"/>',
+        f'<line x1="{_LABELS + found.least * scale:.1f}" x2="{_LABELS + found.largest * scale:.1f}" '
+        f'y1="{middle}" y2="{middle}" stroke="#222" stroke-width="1.5"/>',
+        f'<text x="{_LABELS + found.largest * scale + 6:.1f}" y="{y + 13}">{escape(found.text(digits))}</text>',
+    ]

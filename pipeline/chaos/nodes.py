@@ -1,8 +1,8 @@
 """The processes of a chaos run, and what is done to them.
 
 The ChaosMonkey kills and freezes workers. A killed process is started again, as a supervisor would. Outages are outside
-the workers: beat, Postgres and Redis are killed, messages are lost or repeated. The supervisor of the embedded servers
-starts Postgres and Redis again. All processes end with this one, however it ends.
+the workers: beat, Postgres and Redis are killed, Redis is emptied, messages are lost or repeated. The supervisor of the
+embedded servers starts Postgres and Redis again. All processes end with this one, however it ends.
 """
 
 import os
@@ -69,19 +69,20 @@ class NodeProcess:
         """Return the living processes of the pool."""
         return processes.child_pids(self.process.pid)
 
-    def disrupt(self, disruption: Disruption, fraction: float, freeze_for: float) -> bool:
-        """Disrupt the node; False if it has ended, is frozen, or has no pool yet."""
+    def disrupt(self, disruption: Disruption, fraction: float, freeze_for: float) -> list[int]:
+        """Disrupt the node and return the pool processes that it hit. None: it cannot be disrupted now."""
         children = [] if self.has_ended or self.frozen_until is not None else self.children()
         if not children:
-            return False
+            return []
         if disruption is Disruption.CHILD:
-            _signal(os.kill, children[int(fraction * len(children))], signal.SIGKILL)
+            children = [children[int(fraction * len(children))]]
+            _signal(os.kill, children[0], signal.SIGKILL)
         elif disruption is Disruption.FREEZE:
             _signal(os.killpg, self.process.pid, signal.SIGSTOP)
             self.frozen_until = time.monotonic() + freeze_for
         else:
             _signal(os.kill if disruption is Disruption.PARENT else os.killpg, self.process.pid, signal.SIGKILL)
-        return True
+        return children
 
     def resume(self) -> None:
         """Let a frozen node continue."""
@@ -119,6 +120,14 @@ class NodeProcess:
         )
 
 
+#: Is told each fault when it is caused, with the processes that it hit.
+RecordFault = Callable[[str, Sequence[int]], object]
+
+
+def record_nothing(_fault: str, _pids: Sequence[int]) -> None:
+    """Record no fault: they are counted only."""
+
+
 class ChaosMonkey:
     """Disrupts workers as planned, resumes frozen ones, and restarts ended ones."""
 
@@ -129,8 +138,10 @@ class ChaosMonkey:
         is_busy: Callable[[], bool],
         *,
         freeze_for: float,
+        record: RecordFault = record_nothing,
     ) -> None:
         self.workers, self.planned, self.is_busy, self.freeze_for = workers, list(planned), is_busy, freeze_for
+        self.record = record
         self.disruption_counts: Counter[Disruption] = Counter()
         self.restarts = 0
         self._begun = time.monotonic()
@@ -160,8 +171,9 @@ class ChaosMonkey:
         fraction = planned.delay / _MAX_DELAY
         for turn in range(len(self.workers)):
             node = self.workers[(planned.worker + turn) % len(self.workers)]
-            if node.disrupt(planned.disruption, fraction, self.freeze_for):
+            if hit := node.disrupt(planned.disruption, fraction, self.freeze_for):
                 self.disruption_counts[planned.disruption] += 1
+                self.record(planned.disruption, hit)
                 return True
         return False
 
@@ -179,9 +191,9 @@ def plan_disruptions(seed: int, *, waves: int, gap: float, workers: int) -> list
     return found
 
 
-def celery_command(name: str, *arguments: str) -> list[str]:
+def celery_command(name: str, *arguments: str, app: str = "pipeline") -> list[str]:
     """Return the command of a node."""
-    return [sys.executable, "-W", "ignore", "-m", "celery", "-A", "pipeline", name, "-l", "WARNING", *arguments]
+    return [sys.executable, "-W", "ignore", "-m", "celery", "-A", app, name, "-l", "WARNING", *arguments]
 
 
 def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) -> None:
@@ -189,7 +201,7 @@ def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) ->
         send(pid, what)
 
 
-_QUEUES = (PhaseTask.MUTATE.value, PhaseTask.NEXT.value, PhaseTask.PREPARE.value)
+QUEUES = (PhaseTask.MUTATE.value, PhaseTask.NEXT.value, PhaseTask.PREPARE.value)
 _MESSAGES = 3  #: dropped or repeated at once, at most
 _MESSAGE_WAIT = 1.0  #: seconds to wait for one
 
@@ -200,6 +212,7 @@ class Outage(StrEnum):
     BEAT = "beat killed"
     POSTGRES = "Postgres killed"
     REDIS = "Redis killed"
+    EMPTY = "Redis emptied"
     DROP = "messages dropped"
     REPEAT = "messages delivered twice"
 
@@ -227,8 +240,18 @@ def plan_outages(seed: int, *, waves: int, gap: float) -> list[PlannedOutage]:
 class Outages:
     """Cause the planned outages. One that cannot be caused now stays due."""
 
-    def __init__(self, home: Path, beat: NodeProcess, broker_url: str, planned: Sequence[PlannedOutage]) -> None:
-        self.home, self.beat, self.broker_url, self.planned = home, beat, broker_url, list(planned)
+    def __init__(
+        self,
+        home: Path,
+        beat: NodeProcess | None,
+        broker_url: str,
+        planned: Sequence[PlannedOutage],
+        *,
+        queues: Sequence[str] = QUEUES,
+        record: RecordFault = record_nothing,
+    ) -> None:
+        self.home, self.beat, self.broker_url, self.queues, self.record = home, beat, broker_url, queues, record
+        self.planned = [each for each in planned if beat is not None or each.outage is not Outage.BEAT]
         self.counts: Counter[str] = Counter()
         self._begun = time.monotonic()
 
@@ -238,18 +261,24 @@ class Outages:
 
     def step(self) -> None:
         """Cause the outage that is due, and start beat again if it has ended."""
-        if self.beat.has_ended:
+        if self.beat is not None and self.beat.has_ended:
             self.beat.restart()
         if self.planned and time.monotonic() - self._begun >= self.planned[0].at:
             count = self._cause(self.planned[0].outage)
             if count:
-                self.counts[self.planned.pop(0).outage] += count
+                outage = self.planned.pop(0).outage
+                self.counts[outage] += count
+                for _ in range(count):
+                    self.record(outage, ())
 
     def _cause(self, outage: Outage) -> int:
         """Return how often it was caused."""
         if outage is Outage.BEAT:
+            assert self.beat is not None
             self.beat.end()
             return 1
+        if outage is Outage.EMPTY:
+            return self._empty_redis()
         if outage in _KILLED_SERVERS:
             return self._kill_server(_KILLED_SERVERS[outage])
         return self._take_messages(is_repeated=outage is Outage.REPEAT)
@@ -263,6 +292,15 @@ class Outages:
             return 1
         return 0
 
+    def _empty_redis(self) -> int:
+        with (
+            suppress(redis.RedisError),
+            redis.Redis.from_url(self.broker_url, socket_timeout=_MESSAGE_WAIT * 3) as client,
+        ):
+            client.flushall()
+            return 1
+        return 0
+
     def _take_messages(self, *, is_repeated: bool) -> int:
         """Take messages out of the queues of the phases before a worker does; return how many."""
         taken = 0
@@ -271,7 +309,7 @@ class Outages:
             redis.Redis.from_url(self.broker_url, socket_timeout=_MESSAGE_WAIT * 3) as client,
         ):
             while taken < _MESSAGES:
-                found = cast(Any, client.brpop(list(_QUEUES), timeout=_MESSAGE_WAIT))
+                found = cast(Any, client.brpop(list(self.queues), timeout=_MESSAGE_WAIT))
                 if found is None:
                     break
                 taken += 1

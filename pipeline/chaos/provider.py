@@ -3,7 +3,8 @@
 Every effect is on disk before any response is sent, so the death of a worker cannot undo it. The provider
 keeps no ledger: it only counts how often an effect was carried out, under which key. For a keyed operation
 a second request with the same key is recognised; for the others it is a second effect. No effect happens
-later than the settle window allows. The search finds an effect only after the lag of its operation.
+later than the settle window allows. The search finds an effect only after the lag of its operation. Started
+again in the same home, it goes on with what its files say.
 
 Run as ``python -m pipeline.chaos.provider HOME SEED [PERCENT]``. It prints its address, and ends with its parent.
 PERCENT is the share of its calls in which it misbehaves.
@@ -56,6 +57,13 @@ _RESETTING_FAULTS = frozenset({RequestFault.RESET_BEFORE, RequestFault.RESET_AFT
 _HOLDING_FAULTS = frozenset({RequestFault.TIMEOUT_BEFORE, RequestFault.TIMEOUT_AFTER, RequestFault.SLOW})
 
 
+def records_of(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file. A last line that was not written to its end is none: it was never acted on."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
 class EffectLog:
     """The effects, in files that only grow."""
 
@@ -67,6 +75,17 @@ class EffectLog:
         self._keys: dict[tuple[str, str], float] = {}  #: with the instant of the first effect
         self._names: dict[str, str] = {}  #: key -> order and number; unlike keys, these are the same in every run
         self.in_progress = 0
+        self._read_files()
+
+    def _read_files(self) -> None:
+        """Go on where an earlier process of this home stopped."""
+        ahead = time.monotonic() - time.time()  # noqa: TID251 - the instants in the files are of the machine's clock
+        for line in records_of(self.home / EFFECTS):
+            self._keys.setdefault((line["operation"], line["key"]), line["at"] + ahead)
+        for line in records_of(self.home / REQUESTS):
+            name = f"{line['operation']}:{line['order']}"
+            self._request_counts[name] += 1
+            self._names.setdefault(line["key"], f"{name}:{self._request_counts[name]}")
 
     def apply(self, operation: str, order: str, key: str) -> None:
         """Carry out the effect. It is on disk when this returns."""

@@ -1,6 +1,5 @@
 """The records of a chaos run for the judge: the ledger's rows and the provider's files."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect
-from pipeline.chaos.provider import EFFECTS, RECONCILES, REQUESTS
+from pipeline.chaos.provider import EFFECTS, RECONCILES, REQUESTS, records_of
 from pipeline.domain.states import UNRESOLVED, MutationStatus
 from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
@@ -119,7 +118,7 @@ def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str])
     return ChaosRecords(
         orders=orders,
         ledger=[LedgerEntry(**row._asdict()) for row in ledger],
-        effects=[ProviderEffect(**line) for line in _lines(home / EFFECTS)],
+        effects=[ProviderEffect(**line) for line in records_of(home / EFFECTS)],
         deliveries=[OrderDelivery(**row._asdict()) for row in deliveries],
         completed_orders=[row.message_id for row in followed],
         findings=[f"{found.invariant}: {found.subject}: {found.detail}" for found in findings],
@@ -143,7 +142,7 @@ NEVER_ARRIVED = "never arrived"
 
 def comparison(found: ChaosRecords, home: Path) -> list[FaultComparison]:
     """Compare the provider's requests with the ledger. The last request of a key counts."""
-    requests = _lines(home / REQUESTS)
+    requests = records_of(home / REQUESTS)
     last = {line["key"]: str(line["fault"]) for line in requests}
     statuses = {entry.key: _ledger_status(entry) for entry in found.ledger}
     ledger = Counter((last.get(key, NEVER_ARRIVED), status) for key, status in statuses.items())
@@ -163,7 +162,7 @@ def comparison(found: ChaosRecords, home: Path) -> list[FaultComparison]:
 
 def reconcile_counts(home: Path) -> Mapping[str, int]:
     """Count the reconcile requests by their fault."""
-    return Counter(str(line["fault"]) for line in _lines(home / RECONCILES))
+    return Counter(str(line["fault"]) for line in records_of(home / RECONCILES))
 
 
 def _requests_done(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -172,7 +171,3 @@ def _requests_done(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 def _ledger_status(entry: LedgerEntry) -> str:
     return entry.status if entry.status in ("applied", "failed") else "unresolved"
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

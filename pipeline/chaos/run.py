@@ -2,8 +2,8 @@
 
 Orders are published in waves. Real workers, with their own servers, send them to a provider that times
 out, resets, responds with 5xx or 429, or commits late. Meanwhile workers are killed and frozen, beat,
-Postgres and Redis are killed, and messages are lost and repeated. At the end the ledger is compared with
-the provider's files, row by row. The seed repeats faults and disruptions.
+Postgres and Redis are killed, Redis is emptied, and messages are lost and repeated. At the end the ledger is compared
+with the provider's files, row by row. The seed repeats faults and disruptions.
 """
 
 import json
@@ -22,12 +22,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import redis
 from sqlalchemy.exc import OperationalError
 
 from pipeline.chaos import records
 from pipeline.chaos.faults import PROVIDER_VARIABLE, operation_of
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OperationFigures, Problem, figures, judge
-from pipeline.chaos.nodes import ChaosMonkey, NodeProcess, Outages, celery_command, plan_disruptions, plan_outages
+from pipeline.chaos.nodes import (
+    QUEUES,
+    ChaosMonkey,
+    NodeProcess,
+    Outages,
+    celery_command,
+    plan_disruptions,
+    plan_outages,
+)
 from pipeline.chaos.records import FaultComparison
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import NewEvent
@@ -49,10 +58,12 @@ FAST_SETTINGS = {
     "PIPELINE_MAX_COHORT_SIZE": "20",
     "PIPELINE_WORKFLOWS": "pipeline.chaos.workflow",
 }
-_WAVE_EVERY = 2.0
-_POLL_INTERVAL = 0.1
-_BUSY_REQUESTS = 2  #: a disruption waits for more requests in progress than this
+WAVE_EVERY = 2.0
+POLL_INTERVAL = 0.1
+BUSY_REQUESTS = 2  #: a disruption waits for more requests in progress than this
 _START_TIMEOUT = 60.0
+_REPORT_EVERY = 5.0
+FREEZE = LEASE + 2.0  #: seconds that a worker stands still
 
 
 class ChaosError(PipelineError):
@@ -78,7 +89,7 @@ class ChaosOptions:
     @property
     def time_limit(self) -> float:
         """How long it may take: longer for more orders, and generous on a busy machine."""
-        return 240.0 + self.waves * _WAVE_EVERY + 0.3 * self.mutations
+        return 240.0 + self.waves * WAVE_EVERY + 0.3 * self.mutations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +124,10 @@ class ChaosResult:
 
 def run(options: ChaosOptions) -> ChaosResult:
     """Make a run and judge it."""
-    _check_options(options)
-    if options.home is not None:
-        options.home.mkdir(parents=True, exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.home)).resolve()
-    clean = {name: value for name, value in os.environ.items() if not name.endswith(("_DATABASE_URL", "_BROKER_URL"))}
+    check_options(options)
+    home = make_home(options.home)
     with ExitStack() as stack:
-        urls = stack.enter_context(servers.running(home, clean))
+        urls = stack.enter_context(servers.running(home, environ_without_urls()))
         db = Database.connect(urls.database_url, pool_size=2)
         stack.callback(db.dispose)
         migrate.upgrade(db)
@@ -127,6 +135,18 @@ def run(options: ChaosOptions) -> ChaosResult:
     if result.home is None:
         servers.remove(home)
     return result
+
+
+def make_home(parent: Path | None) -> Path:
+    """Make a folder for one run."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="chaos-", dir=parent)).resolve()
+
+
+def environ_without_urls() -> dict[str, str]:
+    """Return the environment without the addresses of servers, so that a run has its own."""
+    return {name: value for name, value in os.environ.items() if not name.endswith(("_DATABASE_URL", "_BROKER_URL"))}
 
 
 class _ChaosRun:
@@ -139,137 +159,207 @@ class _ChaosRun:
         self.begun = time.monotonic()
 
     def result(self, urls: Servers) -> ChaosResult:
-        provider = self.stack.enter_context(_provider_process(self.home, self.options))
-        nodes = self._nodes(urls, provider)
-        self._wait(nodes, self._is_registered, "the workers to start")
-        outages = Outages(
-            self.home,
-            nodes[-1],
-            urls.broker_url,
-            plan_outages(self.options.seed, waves=self.options.waves, gap=_WAVE_EVERY),
-        )
-        monkey = self._publish_and_disrupt(nodes, provider, outages)
+        options = self.options
+        provider = self.stack.enter_context(provider_process(self.home, options.seed, options.faults))
+        nodes = start_nodes(self.home, urls, provider, self.stack, workers=options.workers)
+        wait_for_nodes(nodes, lambda: is_registered(self.db), "the workers to start")
+        drive = planned_drive(options, self.home, nodes[:-1], nodes[-1], urls.broker_url, provider)
+        drive.run(self._publish, self._is_over)
         unfinished = records.unfinished_orders(self.db, WORKFLOW)
         if self.block_reason:
             unfinished.insert(0, f"the whole workflow stands still: {self.block_reason}")
-        for node in nodes:
-            node.ask_to_stop()
-        for node in nodes:
-            node.wait_and_end()
-        _wait_until_idle(provider)
+        stop_nodes(nodes)
+        wait_until_idle(provider)
         found = records.load_records(self.db, WORKFLOW, self.home, self.orders)
         problems = judge(found)
-        keeps = self.options.home is not None or problems or unfinished
+        keeps = options.home is not None or problems or unfinished
         return ChaosResult(
-            options=self.options,
+            options=options,
             records=found,
             problems=problems,
             unfinished=unfinished,
             comparison=records.comparison(found, self.home),
             reconcile_counts=records.reconcile_counts(self.home),
-            disruptions={
-                **{str(kind): count for kind, count in monkey.disruption_counts.items()},
-                **{str(kind): count for kind, count in outages.counts.items()},
-                "processes started again": monkey.restarts,
-            },
+            disruptions=drive.fault_counts(),
             lost_runs=records.lost_run_counts(self.db, WORKFLOW),
             seconds=time.monotonic() - self.begun,
             home=self.home if keeps else None,
         )
 
-    def _nodes(self, urls: Servers, provider: str) -> list[NodeProcess]:
-        """Start the workers and, last, beat."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-        environ = {
-            **inherited,
-            **FAST_SETTINGS,
-            "PIPELINE_DATABASE_URL": urls.database_url,
-            "PIPELINE_BROKER_URL": urls.broker_url,
-            PROVIDER_VARIABLE: provider,
-        }
-        commands = {
-            f"worker{n}": celery_command("worker", f"--hostname=worker{n}@chaos", "--pool=prefork", "--concurrency=2")
-            for n in range(self.options.workers)
-        }
-        commands["beat"] = celery_command("beat", "--schedule", str(self.home / "beat-schedule"))
-        nodes = [NodeProcess(name, command, environ, self.home / f"{name}.log") for name, command in commands.items()]
-        for node in nodes:
-            self.stack.callback(node.end)
-        return nodes
-
-    def _publish_and_disrupt(self, nodes: Sequence[NodeProcess], provider: str, outages: Outages) -> ChaosMonkey:
-        """Publish in waves, disrupt after each, and wait until every order is done or unresolved."""
-        options = self.options
-        planned = plan_disruptions(options.seed, waves=options.waves, gap=_WAVE_EVERY, workers=options.workers)
-        size = -(-options.mutations // options.waves)
-        waves = [self.orders[start : start + size] for start in range(0, options.mutations, size)]
-        monkey = ChaosMonkey(
-            nodes[:-1], planned, lambda: _requests_in_progress(provider) > _BUSY_REQUESTS, freeze_for=LEASE + 2.0
-        )
-        begun, reported_at, pause = time.monotonic(), 0.0, threading.Event()
-        while True:
-            now = time.monotonic() - begun
-            monkey.step()
-            outages.step()
-            try:
-                if waves and now >= _WAVE_EVERY * (options.waves - len(waves)):
-                    self._publish(waves[0])
-                    waves.pop(0)
-                progress = records.progress(self.db, WORKFLOW)
-            except OperationalError:  # Postgres was killed; publishing again is publishing once
-                if now > options.time_limit:
-                    raise
-                pause.wait(_POLL_INTERVAL)
-                continue
-            if now - reported_at >= 5.0:
-                reported_at = now
-                options.report_progress(
-                    f"{now:.0f} s: {progress.done} done, {progress.unresolved} unresolved, "
-                    f"{progress.open_mutations} mutations open"
-                )
-            if (
-                (monkey.is_done and outages.is_done and progress.is_over(options.mutations))
-                or now > options.time_limit
-                or progress.block_reason
-            ):
-                self.block_reason = progress.block_reason
-                return monkey
-            pause.wait(_POLL_INTERVAL)
-
     def _publish(self, orders: Sequence[str]) -> None:
-        """Publish orders as a service would, in its own transaction. The next tick finds them."""
-        new = [
-            NewEvent(topic=operation_of(self.options.seed, order), message_id=order, payload={"order": order})
-            for order in orders
-        ]
-        with self.db.transaction() as tx:
-            events.publish(tx, WORKFLOW, new)
+        """Publish orders. While Postgres is away nothing is published, and publishing again is publishing once."""
+        publish(self.db, self.options.seed, orders)
 
-    def _is_registered(self) -> bool:
-        with self.db.transaction() as tx:
-            return (
-                tx.first(Statement[Any]("SELECT true FROM pipeline.workflows WHERE name = :name"), name=WORKFLOW)
-                is not None
-            )
+    def _is_over(self, drive: "Drive") -> bool:
+        """Return whether every fault was caused and every order is done or unresolved, or nothing moves any more."""
+        progress = records.progress(self.db, WORKFLOW)
+        self.block_reason = progress.block_reason
+        drive.report(
+            f"{progress.done} done, {progress.unresolved} unresolved, {progress.open_mutations} mutations open"
+        )
+        return bool(self.block_reason) or (drive.is_done and progress.is_over(self.options.mutations))
 
-    def _wait(self, nodes: Sequence[NodeProcess], condition: Callable[[], bool], what: str) -> None:
-        deadline, pause = time.monotonic() + _START_TIMEOUT, threading.Event()
-        while not condition():
-            for node in nodes:
-                if node.has_ended:
-                    raise ChaosError(f"{node.name} ended during the wait for {what}:\n{node.log_tail()}")
-            if time.monotonic() > deadline:
-                raise ChaosError(f"waited {_START_TIMEOUT:g} s in vain for {what}; see the logs in {self.home}")
-            pause.wait(_POLL_INTERVAL)
+
+@dataclass(kw_only=True)
+class Drive:
+    """Publishes orders in waves and causes the planned faults meanwhile."""
+
+    waves: list[Sequence[str]]
+    gap: float  #: seconds between two waves
+    monkey: ChaosMonkey
+    outages: Outages
+    time_limit: float
+    report_progress: Callable[[str], None]
+    #: What publishing and looking may meet while Postgres or Redis is away; both are then tried again.
+    unavailable: tuple[type[Exception], ...] = (OperationalError, redis.RedisError)
+    begun: float = field(default_factory=time.monotonic)
+    reported_at: float = float("-inf")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every wave was published and every planned fault caused."""
+        return not self.waves and self.monkey.is_done and self.outages.is_done
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def run(self, publish: Callable[[Sequence[str]], object], is_over: Callable[["Drive"], bool]) -> None:
+        """Go on until it is over, or the time limit is reached."""
+        published, pause = 0, threading.Event()
+        while True:
+            self.monkey.step()
+            self.outages.step()
+            try:
+                if self.waves and self.seconds >= self.gap * published:
+                    publish(self.waves[0])
+                    self.waves.pop(0)
+                    published += 1
+                if is_over(self) or self.seconds > self.time_limit:
+                    return
+            except self.unavailable:
+                if self.seconds > self.time_limit:
+                    raise
+            pause.wait(POLL_INTERVAL)
+
+    def report(self, text: str) -> None:
+        """Report how far it is, every few seconds."""
+        if self.seconds - self.reported_at >= _REPORT_EVERY:
+            self.reported_at = self.seconds
+            self.report_progress(f"{self.seconds:.0f} s: {text}")
+
+    def fault_counts(self) -> dict[str, int]:
+        """Return how often each fault was caused."""
+        return {
+            **{str(kind): count for kind, count in self.monkey.disruption_counts.items()},
+            **{str(kind): count for kind, count in self.outages.counts.items()},
+            "processes started again": self.monkey.restarts,
+        }
+
+
+def planned_drive(  # noqa: PLR0913 - the parts of an installation
+    options: ChaosOptions,
+    home: Path,
+    workers: Sequence[NodeProcess],
+    beat: NodeProcess | None,
+    broker_url: str,
+    provider: str,
+    *,
+    queues: Sequence[str] = QUEUES,
+) -> Drive:
+    """Plan the waves and the faults of a run by its seed."""
+    waves, gap = options.waves, WAVE_EVERY
+    size = -(-options.mutations // waves)
+    orders = [f"order {n}" for n in range(options.mutations)]
+    return Drive(
+        waves=[orders[start : start + size] for start in range(0, options.mutations, size)],
+        gap=gap,
+        monkey=ChaosMonkey(
+            workers,
+            plan_disruptions(options.seed, waves=waves, gap=gap, workers=options.workers),
+            lambda: requests_in_progress(provider) > BUSY_REQUESTS,
+            freeze_for=FREEZE,
+        ),
+        outages=Outages(home, beat, broker_url, plan_outages(options.seed, waves=waves, gap=gap), queues=queues),
+        time_limit=options.time_limit,
+        report_progress=options.report_progress,
+    )
+
+
+def publish(db: Database, seed: int, orders: Sequence[str]) -> None:
+    """Publish orders as a service would, in its own transaction. The next tick finds them."""
+    new = [NewEvent(topic=operation_of(seed, order), message_id=order, payload={"order": order}) for order in orders]
+    with db.transaction() as tx:
+        events.publish(tx, WORKFLOW, new)
+
+
+def start_nodes(  # noqa: PLR0913 - the parts of an installation
+    home: Path,
+    urls: Servers,
+    provider: str,
+    stack: ExitStack,
+    *,
+    workers: int,
+    pool: int = 2,
+    more: Mapping[str, str] | None = None,
+) -> list[NodeProcess]:
+    """Start the workers and, last, beat."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    environ = {
+        **inherited,
+        **FAST_SETTINGS,
+        "PIPELINE_DATABASE_URL": urls.database_url,
+        "PIPELINE_BROKER_URL": urls.broker_url,
+        PROVIDER_VARIABLE: provider,
+        **(more or {}),
+    }
+    commands = {
+        f"worker{n}": celery_command("worker", f"--hostname=worker{n}@chaos", "--pool=prefork", f"--concurrency={pool}")
+        for n in range(workers)
+    }
+    commands["beat"] = celery_command("beat", "--schedule", str(home / "beat-schedule"))
+    nodes = [NodeProcess(name, command, environ, home / f"{name}.log") for name, command in commands.items()]
+    for node in nodes:
+        stack.callback(node.end)
+    return nodes
+
+
+def wait_for_nodes(nodes: Sequence[NodeProcess], condition: Callable[[], bool], what: str) -> None:
+    """Wait until nodes that were just started are ready."""
+    deadline, pause = time.monotonic() + _START_TIMEOUT, threading.Event()
+    while not condition():
+        for node in nodes:
+            if node.has_ended:
+                raise ChaosError(f"{node.name} ended during the wait for {what}:\n{node.log_tail()}")
+        if time.monotonic() > deadline:
+            raise ChaosError(f"waited {_START_TIMEOUT:g} s in vain for {what}; see the logs in {nodes[0].log.parent}")
+        pause.wait(POLL_INTERVAL)
+
+
+def stop_nodes(nodes: Sequence[NodeProcess]) -> None:
+    """Let nodes finish their work and end."""
+    for node in nodes:
+        node.ask_to_stop()
+    for node in nodes:
+        node.wait_and_end()
+
+
+def is_registered(db: Database) -> bool:
+    """Return whether a worker has registered the workflow."""
+    with db.transaction() as tx:
+        return (
+            tx.first(Statement[Any]("SELECT true FROM pipeline.workflows WHERE name = :name"), name=WORKFLOW)
+            is not None
+        )
 
 
 @contextmanager
-def _provider_process(home: Path, options: ChaosOptions) -> Iterator[str]:
+def provider_process(home: Path, seed: int, faults: int | None) -> Iterator[str]:
     """Run the provider in its own process and yield its address."""
-    command = [sys.executable, "-m", "pipeline.chaos.provider", str(home), str(options.seed)]
-    command += [] if options.faults is None else [str(options.faults)]
+    command = [sys.executable, "-m", "pipeline.chaos.provider", str(home), str(seed)]
+    command += [] if faults is None else [str(faults)]
     with (
-        (home / "provider.log").open("wb") as log,
+        (home / "provider.log").open("ab") as log,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         ) as process,
@@ -281,22 +371,23 @@ def _provider_process(home: Path, options: ChaosOptions) -> Iterator[str]:
             process.kill()
 
 
-def _wait_until_idle(provider: str) -> None:
+def wait_until_idle(provider: str) -> None:
     """Wait until the provider has no request in progress: a late effect still counts."""
     pause, quiet = threading.Event(), 0
     deadline = time.monotonic() + _START_TIMEOUT
     while quiet < 3 and time.monotonic() < deadline:
-        quiet = 0 if _requests_in_progress(provider) else quiet + 1
-        pause.wait(_POLL_INTERVAL)
+        quiet = 0 if requests_in_progress(provider) else quiet + 1
+        pause.wait(POLL_INTERVAL)
 
 
-def _requests_in_progress(provider: str) -> int:
+def requests_in_progress(provider: str) -> int:
     """Return how many requests the provider has not finished."""
     with urllib.request.urlopen(f"{provider}/-", timeout=10) as response:  # noqa: S310 - our own process
         return int(json.load(response)["in_progress"])
 
 
-def _check_options(options: ChaosOptions) -> None:
+def check_options(options: ChaosOptions) -> None:
+    """Refuse options that make no sense, before anything is started."""
     if find_spec("httpx") is None:
         raise ChaosError("chaos needs httpx, which is not installed: pip install 'celery-durable-effects[http]'")
     for name, least in (("mutations", 1), ("workers", 1)):

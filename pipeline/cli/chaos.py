@@ -1,19 +1,44 @@
 """Command ``pipeline chaos``: run orders under faults and compare the effects with the ledger."""
 
 import secrets
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.chaos import run as runs
+from pipeline.chaos.faults import KEYED, OPERATIONS
 from pipeline.chaos.run import ChaosResult
 from pipeline.cli import common, tables
+from pipeline.domain.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pipeline.chaos.compare import SideFigures
 
 _MAX_PRINTED = 5
+_COMPARED = {
+    "orders": "published",
+    "done": "done",
+    "effects": "effects",
+    "doubled": "with more than one effect",
+    "lost": "without an effect, nobody told",
+    "stuck": "with an effect, never done, nobody told",
+    "wrong_verdicts": "recorded otherwise than it was",
+    "for_a_person": "that wait for a person",
+    "unfinished": "messages left at the end of the time",
+}
 
 
-def chaos(
+class Peer(StrEnum):
+    """What a run is compared with."""
+
+    CELERY = "celery"
+
+
+def chaos(  # noqa: PLR0913 - options of a command
+    *,
     mutations: Annotated[int, typer.Option(min=1, help="How many orders; each requests one effect.")] = 1000,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Repeats faults and kills; random by default.", show_default=False)
@@ -28,17 +53,31 @@ def chaos(
     home: Annotated[
         Path | None, typer.Option(help="Keep servers' data, logs and the provider's records here.", show_default=False)
     ] = None,
+    compare: Annotated[
+        Peer | None,
+        typer.Option(
+            help="Run the same orders as a plain Celery chain, too, under the same faults.", show_default=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --compare: draw the result into this SVG file.", show_default=False)
+    ] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Send mutations to a faulty provider while workers and servers are killed; compare its records with the ledger.
 
     Uses servers of its own, never your database. Exit code 1 when records and ledger disagree.
     """
+    if plot is not None and compare is None:
+        raise InvalidInputError("--plot was given without --compare; expected `--compare celery --plot FILE`.")
     drawn = secrets.randbelow(10**6) if seed is None else seed
     options = runs.ChaosOptions(
         mutations=mutations, seed=drawn, workers=workers, faults=faults, home=home, report_progress=_print_progress
     )
     _print_progress(f"seed {drawn}")
+    if compare is not None:
+        _compare(options, plot, as_json=as_json)
+        return
     result = runs.run(options)
     if as_json:
         common.print_json(runs.as_dict(result))
@@ -46,6 +85,35 @@ def chaos(
         _print_result(result)
     if not result.is_successful:
         raise typer.Exit(1)
+
+
+def _compare(options: runs.ChaosOptions, plot: Path | None, *, as_json: bool) -> None:
+    runs.check_options(options)
+    from pipeline.chaos import compare as comparing  # Celery is slow to import
+
+    found = comparing.compare(options)
+    if plot is not None:
+        comparing.write_plot(plot, found)
+    if as_json:
+        common.print_json(comparing.as_dict(found))
+    else:
+        _print_result(found.ours)
+        _print_sides(found.sides)
+    if not found.is_successful:
+        raise typer.Exit(1)
+
+
+def _print_sides(sides: "Sequence[SideFigures]") -> None:
+    names = [side.side for side in sides]
+    rows = [(title, *(getattr(side, name) for side in sides)) for name, title in _COMPARED.items()]
+    for operation in OPERATIONS:
+        honours = "keys honoured" if operation in KEYED else "keys not honoured"
+        rows.append((f"doubled: {operation} ({honours})", *(side.doubled_by_operation[operation] for side in sides)))
+    tables.print_table("Both sides under the same faults, counted by the provider", ("orders", *names), rows)
+    for side in sides:
+        typer.echo(
+            f"{side.side}: {side.seconds:.0f} s; {', '.join(f'{count} x {act}' for act, count in side.faults.items())}."
+        )
 
 
 def _print_progress(text: str) -> None:
