@@ -13,6 +13,7 @@ from typing import TypeVar
 K = TypeVar("K")
 
 PROVIDER_VARIABLE = "CHAOS_PROVIDER"  #: the variable with the address of the provider
+RETENTION_VARIABLE = "CHAOS_RETENTION_DAYS"  #: the variable with how long the past is kept; unset: for ever
 
 #: How long one call may take, and how long the provider may take to carry out a request.
 TIMEOUT = timedelta(seconds=1)
@@ -22,6 +23,8 @@ SETTLE = timedelta(seconds=3)
 OPERATIONS: Mapping[str, int] = {"charge": 25, "ship": 35, "refund": 25, "text": 15}
 #: Operations that honour the idempotency key.
 KEYED = frozenset({"charge", "refund"})
+#: Operations that have a search. An unknown outcome of the others is for a person.
+RECONCILABLE = frozenset({"charge", "ship", "refund"})
 #: How long the search of an operation lags behind its effects. That of ``ship`` is within the settle window. That of
 #: ``refund`` is not, against its declaration: an effect is "not found" when absence counts as evidence already.
 SEARCH_LAGS: Mapping[str, timedelta] = {

@@ -152,7 +152,7 @@ def _is_lagging(operation: str) -> bool:
 def judge(facts: ChaosRecords) -> list[Problem]:
     """Return every disagreement. An empty list means that the promise was kept."""
     return [
-        *_row_problems(facts),
+        *row_problems(facts),
         *_unmatched_effects(facts),
         *_order_problems(facts),
         *_delivery_problems(facts),
@@ -160,7 +160,7 @@ def judge(facts: ChaosRecords) -> list[Problem]:
     ]
 
 
-def _row_problems(facts: ChaosRecords) -> Iterator[Problem]:
+def row_problems(facts: ChaosRecords) -> Iterator[Problem]:
     """Check that each row agrees with the provider about its key. The repeat of a row has its key, and its effect."""
     for entry in facts.ledger:
         count = len(facts.by_key.get(entry.key, ()))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect
 from pipeline.chaos.provider import EFFECTS, RECONCILES, REQUESTS, records_of
@@ -46,6 +47,26 @@ WHERE e.workflow = :workflow
 _LOST_RUNS = Statement[Any]("""
 SELECT count(*) AS runs, count(*) FILTER (WHERE phase IN ('mutating', 'mutated') AND mutation_id IS NOT NULL) AS sent
 FROM pipeline.runs WHERE workflow = :workflow AND error_type = 'WorkerLost'
+""")
+_DOUBTS = Statement[Any]("""
+SELECT operation, coalesce(resolved_by, '') AS settled_by,
+       coalesce(extract(epoch FROM resolved_at - doubted_at), 0)::float AS seconds
+FROM pipeline.mutations WHERE workflow = :workflow AND doubted_at IS NOT NULL
+""")
+_RUN_TIMES = Statement[Any]("""
+SELECT extract(epoch FROM started_at)::float AS started_at, extract(epoch FROM finished_at)::float AS finished_at,
+       coalesce(worker, '') AS worker, coalesce(error_type, '') = 'WorkerLost' AS is_lost
+FROM pipeline.runs WHERE workflow = :workflow
+""")
+_LATE_EFFECTS = Statement[Any]("""
+SELECT id FROM pipeline.mutations
+WHERE workflow = :workflow AND found_late_at IS NOT NULL AND acknowledged_by IS NULL
+""")
+_REMAINING = Statement[Any]("""
+SELECT (SELECT count(*) FROM pipeline.events) + (SELECT count(*) FROM pipeline.runs) AS rows
+""")
+_SERVER = Statement[Any]("""
+SELECT current_setting('server_version') AS version, pg_database_size(current_database()) / 1e6 AS megabytes
 """)
 _UNFINISHED = Statement[Any]("""
 SELECT e.message_id AS "order", d.status, r.phase, r.status AS run, r.error, m.idempotency_key AS key,
@@ -106,14 +127,68 @@ def unfinished_orders(db: Database, workflow: str) -> list[str]:
     ]
 
 
-def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str]) -> ChaosRecords:
-    """Read everything that the judge needs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A mutation whose outcome was unknown for a while."""
+
+    operation: str
+    settled_by: str
+    seconds: float  #: from the doubt to the verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimes:
+    """When a run started and finished, in seconds since 1970, and by which process."""
+
+    started_at: float | None
+    finished_at: float | None
+    worker: str
+    is_lost: bool
+
+
+def doubts(db: Database, workflow: str) -> list[Doubt]:
+    """Read the mutations whose outcome was unknown."""
+    with db.transaction() as tx:
+        return [Doubt(**row._asdict()) for row in tx.all(_DOUBTS, workflow=workflow)]
+
+
+def run_times(db: Database, workflow: str) -> list[RunTimes]:
+    """Read the times of every run."""
+    with db.transaction() as tx:
+        return [RunTimes(**row._asdict()) for row in tx.all(_RUN_TIMES, workflow=workflow)]
+
+
+def late_effects(db: Database, workflow: str) -> list[UUID]:
+    """Return the mutations whose late effect waits for a person."""
+    with db.transaction() as tx:
+        return [row.id for row in tx.all(_LATE_EFFECTS, workflow=workflow)]
+
+
+def remaining_rows(db: Database) -> int:
+    """Count the events and runs that are left."""
+    with db.transaction() as tx:
+        return int(tx.one(_REMAINING).rows)
+
+
+def server(db: Database) -> tuple[str, float]:
+    """Return the version of Postgres, and the size of the database in megabytes."""
+    with db.transaction() as tx:
+        row = tx.one(_SERVER)
+    return row.version, float(row.megabytes)
+
+
+def load_records(
+    db: Database, workflow: str, home: Path, orders: Sequence[str], *, with_late_effects: bool = False
+) -> ChaosRecords:
+    """Read everything that the judge needs. ``with_late_effects``: unacknowledged late effects are findings, too."""
     with db.transaction() as tx:
         ledger = tx.all(_LEDGER, workflow=workflow)
         deliveries = tx.all(_DELIVERIES, workflow=workflow)
         followed = tx.all(_COMPLETED_ORDERS, workflow=workflow, topic="done")
         findings = [
-            found for found in invariants.findings(tx, limit=1000) if found.invariant != invariants.LATE_EFFECTS
+            found
+            for found in invariants.findings(tx, limit=1000)
+            if with_late_effects or found.invariant != invariants.LATE_EFFECTS
         ]
     return ChaosRecords(
         orders=orders,

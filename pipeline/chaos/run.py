@@ -214,6 +214,7 @@ class Drive:
     unavailable: tuple[type[Exception], ...] = (OperationalError, redis.RedisError)
     begun: float = field(default_factory=time.monotonic)
     reported_at: float = float("-inf")
+    is_crowded: Callable[[], bool] = lambda: False  #: whether the next wave should wait
 
     @property
     def is_done(self) -> bool:
@@ -231,7 +232,7 @@ class Drive:
             self.monkey.step()
             self.outages.step()
             try:
-                if self.waves and self.seconds >= self.gap * published:
+                if self.waves and self.seconds >= self.gap * published and not self.is_crowded():
                     publish(self.waves[0])
                     self.waves.pop(0)
                     published += 1

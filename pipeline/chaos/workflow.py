@@ -11,8 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from pipeline import Backoff, FailurePolicy, PrepareResult, ReconcilePolicy, Topic, Workflow
-from pipeline.chaos.faults import OPERATIONS, PROVIDER_VARIABLE, SETTLE, TIMEOUT
+from pipeline import Backoff, FailurePolicy, PrepareResult, ReconcilePolicy, Retention, Topic, Workflow
+from pipeline.chaos.faults import OPERATIONS, PROVIDER_VARIABLE, RETENTION_VARIABLE, SETTLE, TIMEOUT
 from pipeline.connectors.http import Http, get, post
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy
 
@@ -44,7 +44,9 @@ class Provider(Http):
 
 
 provider = Provider(os.environ.get(PROVIDER_VARIABLE) or "http://127.0.0.1:9")
-chaos = Workflow("chaos", concurrency=64, on_uncertain="contain")
+_days = os.environ.get(RETENTION_VARIABLE)
+_retention = Retention(done=timedelta(days=int(_days)), ledger=timedelta(days=int(_days))) if _days else None
+chaos = Workflow("chaos", concurrency=64, on_uncertain="contain", retention=_retention)
 done = chaos.topic("done")
 
 

@@ -16,8 +16,10 @@ from pipeline.domain.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from pipeline.chaos.compare import SideFigures
+    from pipeline.chaos.soak import SoakResult
 
 _MAX_PRINTED = 5
+_WORKERS = 2
 _COMPARED = {
     "orders": "published",
     "done": "done",
@@ -43,7 +45,9 @@ def chaos(  # noqa: PLR0913 - options of a command
     seed: Annotated[
         int | None, typer.Option(min=0, help="Repeats faults and kills; random by default.", show_default=False)
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes, each with a pool of two.")] = 2,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers, each with several processes; 2 by default.", show_default=False)
+    ] = None,
     faults: Annotated[
         int | None,
         typer.Option(
@@ -62,12 +66,29 @@ def chaos(  # noqa: PLR0913 - options of a command
     plot: Annotated[
         Path | None, typer.Option(help="With --compare: draw the result into this SVG file.", show_default=False)
     ] = None,
+    soak: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many orders in segments under every fault, resumable.", show_default=False),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="With --soak: the folder from which it goes on.", show_default=False)
+    ] = None,
+    segment: Annotated[
+        int | None, typer.Option(min=1, help="With --soak: orders per segment; 2000 by default.", show_default=False)
+    ] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Send mutations to a faulty provider while workers and servers are killed; compare its records with the ledger.
 
-    Uses servers of its own, never your database. Exit code 1 when records and ledger disagree.
+    Uses servers of its own, never your database. Exit code 1 when records and ledger disagree. A soak that was stopped
+    goes on when it is called again with the same state.
     """
+    if (soak is None) != (state is None) or (segment is not None and soak is None):
+        raise InvalidInputError("A soak needs --soak ORDERS and --state FOLDER; --segment is for a soak only.")
+    if soak is not None and state is not None:
+        _soak(soak, state, {"seed": seed, "segment": segment, "workers": workers, "faults": faults}, as_json=as_json)
+        return
+    workers = workers or _WORKERS
     if plot is not None and compare is None:
         raise InvalidInputError("--plot was given without --compare; expected `--compare celery --plot FILE`.")
     drawn = secrets.randbelow(10**6) if seed is None else seed
@@ -85,6 +106,80 @@ def chaos(  # noqa: PLR0913 - options of a command
         _print_result(result)
     if not result.is_successful:
         raise typer.Exit(1)
+
+
+def _soak(orders: int, state: Path, given: dict[str, int | None], *, as_json: bool) -> None:
+    """Begin a soak or go on with one. What is not given is as it began, or as by default."""
+    from pipeline.chaos import soak as soaking
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    fixed = {"seed": secrets.randbelow(10**6), **soaking.saved_options(state), **chosen}
+    result = soaking.soak(soaking.SoakOptions(orders=orders, state=state, report_progress=_print_progress, **fixed))
+    if as_json:
+        common.print_json(soaking.as_dict(result))
+    else:
+        _print_soak(result)
+    if not result.is_successful:
+        raise typer.Exit(1)
+
+
+def _print_soak(result: "SoakResult") -> None:
+    from pipeline.chaos import soak as soaking
+
+    found, options = result.total, result.options
+    tables.print_table(
+        f"seed {options.seed}: {found.orders} of {options.orders} orders in {result.segments} segments, "
+        f"{found.seconds / 3600:.2f} h",
+        ("counted", "number"),
+        [
+            ("runs", found.runs),
+            ("ledger rows", found.mutations),
+            ("effects", found.effects),
+            ("doubled effects", found.doubled),
+            ("lost effects", found.lost),
+            ("wrong verdicts", found.wrong_verdicts),
+            ("runs that lost their worker", found.lost_runs),
+            ("unknown outcomes", found.unknown),
+            ("settled without a person", _percent(found.share_without_a_person)),
+            ("the same, of operations with a search", _percent(found.reconcilable_share_without_a_person)),
+            ("time to certainty without a person, p50", _seconds(soaking.percentile(found.certainty, 50))),
+            ("time to certainty without a person, p95", _seconds(soaking.percentile(found.certainty, 95))),
+            ("wrong not found, repeated under an honoured key", found.wrong_absences),
+            ("late effects that a person acknowledged", found.late_effects),
+            ("times that the soak itself was stopped in a segment", found.interruptions),
+            ("largest database, MB", found.database_mb),
+        ],
+    )
+    tables.print_table(
+        "Faults of processes, servers and messages",
+        ("fault", "number", "repaired p50", "p95"),
+        [
+            (
+                fault,
+                count,
+                *(_seconds(soaking.percentile(found.recoveries.get(fault, {}), percent)) for percent in (50, 95)),
+            )
+            for fault, count in sorted(found.faults.items())
+        ],
+    )
+    tables.print_table("What the provider did", ("request", "number"), sorted(found.requests.items()))
+    tables.print_table("What its search did", ("reconcile request", "number"), sorted(found.reconciles.items()))
+    typer.echo(f"Machine: {result.machine}.")
+    _print_first("PROBLEM", list(result.problems))
+    typer.echo(
+        f"The gate of the next segment is closed, with {len(result.problems)} problems. Its records: {options.state}."
+        if result.problems
+        else "Every segment's gate is open: each order has one effect, the ledger equals the provider's file, and the "
+        "doctor finds nothing."
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.2f} %"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f} s"
 
 
 def _compare(options: runs.ChaosOptions, plot: Path | None, *, as_json: bool) -> None:
