@@ -1,6 +1,6 @@
 """Messages that workers refused. They are in the broker, so the process that has Celery hands in how to reach them."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,14 +41,25 @@ class DeadLetters(Protocol):
         """Delete messages. Return those that were found."""
 
 
-def send_back(db: Database, letters: DeadLetters, letter_id: str, by: Actor) -> DeadLetter:
+CanSee = Callable[[str], bool]  #: whether the workflow of a message is in the scope of the operator
+
+
+def send_back(db: Database, letters: DeadLetters, letter_id: str, by: Actor, *, can_see: CanSee) -> DeadLetter:
     """Send a message to the workers again for an operator, and keep the act in the audit."""
+    _require_in_scope(letters, letter_id, can_see)
     return _found(db, letters.send_back({letter_id}), letter_id, by, "dead_letter.send_back")
 
 
-def drop(db: Database, letters: DeadLetters, letter_id: str, by: Actor) -> DeadLetter:
+def drop(db: Database, letters: DeadLetters, letter_id: str, by: Actor, *, can_see: CanSee) -> DeadLetter:
     """Delete a message for an operator, and keep the act in the audit. It was the only copy of its events."""
+    _require_in_scope(letters, letter_id, can_see)
     return _found(db, letters.drop({letter_id}), letter_id, by, "dead_letter.drop")
+
+
+def _require_in_scope(letters: DeadLetters, letter_id: str, can_see: CanSee) -> None:
+    """Refuse a message of a workflow out of scope as if it did not exist. Its sender chose the id, so it may be two."""
+    if not all(can_see(each.workflow) for each in letters.letters() if each.id == letter_id):
+        raise NotFoundError("refused message", letter_id, hint="Nothing was changed.")
 
 
 def _found(db: Database, found: list[DeadLetter], letter_id: str, by: Actor, act: str) -> DeadLetter:

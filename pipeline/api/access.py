@@ -78,6 +78,20 @@ class Caller:
         if not self.can_see_workflow(name):
             raise NotFoundError("workflow", name)
 
+    @property
+    def can_see_settings(self) -> bool:
+        """Whether the settings of the installation are shown, with secrets masked."""
+        return self.role.covers(Role.OPERATOR) and self.workflows is None
+
+    def check_sees_all(self, what: str) -> None:
+        """Refuse an act on every workflow to a caller of some. ``what`` says what the act does in all of them."""
+        if self.workflows is not None:
+            raise ProblemError(
+                "forbidden",
+                f"{self.name} sees some workflows, and {what} all; expected a caller without a limit of workflows. "
+                "Nothing was changed.",
+            )
+
 
 async def caller(request: Request) -> Caller:
     """Return the authenticated caller; refuse a request without one, and an act that another site sent."""

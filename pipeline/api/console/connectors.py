@@ -25,6 +25,7 @@ def connectors(request: Request, caller: Viewer) -> HTMLResponse:
 @router.post("/connectors/breaker")
 def switch_breaker(request: Request, form: Fields, caller: Operator) -> Response:
     """Open or close the breaker of an operation."""
+    caller.check_sees_all("a breaker holds an operation in")
     found, action, operation = services(request), field(form, "action"), field(form, "operation")
     try:
         if operation not in {f"{each.connector}.{each.operation}" for each in registered_operations(found.db)}:
@@ -40,7 +41,7 @@ def switch_breaker(request: Request, form: Fields, caller: Operator) -> Response
 
 
 @router.get("/dead-letters")
-def letters(request: Request, caller: Operator) -> HTMLResponse:
+def letters(request: Request, caller: Viewer) -> HTMLResponse:
     """List messages that workers refused, without their payloads."""
     return _letters_page(request, caller)
 
@@ -55,7 +56,8 @@ def act_on_letter(request: Request, act: str, form: Fields, caller: Operator) ->
     try:
         if found.dead_letters is None or act not in acts:
             raise InvalidInputError("This process has no broker, or there is no such act. Nothing was changed.")
-        acts[act](found.db, found.dead_letters, field(form, "id"), caller.actor(field(form, "reason")))
+        actor = caller.actor(field(form, "reason"))
+        acts[act](found.db, found.dead_letters, field(form, "id"), actor, can_see=caller.can_see_workflow)
     except PipelineError as error:
         status, message = refusal(error)
         return _letters_page(request, caller, status=status, messages=(message,))

@@ -39,7 +39,8 @@ def list_breakers(found: Found, _: Viewer) -> PageView[BreakerView]:
 
 @router.post("/breakers/{operation}/open")
 def open_breaker(found: Found, caller: Operator, operation: Name, body: ReasonBody) -> ChangedView:
-    """Start no new mutation of an operation until an operator closes its breaker."""
+    """Start no new mutation of an operation until an operator closes its breaker. Needs a caller of all workflows."""
+    caller.check_sees_all("a breaker holds an operation in")
     _require_registered(found, operation)
     operations.open_breaker(found.db, operation, caller.actor(body.reason))
     return ChangedView(act="open", subject=operation)
@@ -48,6 +49,7 @@ def open_breaker(found: Found, caller: Operator, operation: Name, body: ReasonBo
 @router.post("/breakers/{operation}/close")
 def close_breaker(found: Found, caller: Operator, operation: Name, body: OptionalReasonBody) -> ChangedView:
     """Start mutations of an operation again."""
+    caller.check_sees_all("a breaker holds an operation in")
     actor = caller.actor(body.reason)
     was_open = operations.close_breaker(found.db, operation, actor, found.dispatch_run)
     return ChangedView(act="close" if was_open else "none", subject=operation)
@@ -65,14 +67,16 @@ def list_refused(found: Found, caller: Viewer) -> DeadLettersView:
 @router.post("/refused/{letter_id}/send-back")
 def send_back(found: Found, caller: Operator, letter_id: Name, body: OptionalReasonBody) -> ChangedView:
     """Send a message to the workers again, once the reason is gone."""
-    dead_letters.send_back(found.db, _letters(found), letter_id, caller.actor(body.reason))
+    dead_letters.send_back(
+        found.db, _letters(found), letter_id, caller.actor(body.reason), can_see=caller.can_see_workflow
+    )
     return ChangedView(act="send_back", subject=letter_id)
 
 
 @router.post("/refused/{letter_id}/drop")
 def drop(found: Found, caller: Admin, letter_id: Name, body: ReasonBody) -> ChangedView:
     """Delete a message. It is the only copy of its events."""
-    dead_letters.drop(found.db, _letters(found), letter_id, caller.actor(body.reason))
+    dead_letters.drop(found.db, _letters(found), letter_id, caller.actor(body.reason), can_see=caller.can_see_workflow)
     return ChangedView(act="drop", subject=letter_id)
 
 

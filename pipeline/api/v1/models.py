@@ -877,7 +877,9 @@ class SystemView(ApiModel):
     schema_version: str
     expected_schema_version: str
     versions: dict[str, str]
-    settings: list[SettingView]
+    settings: list[SettingView] = Field(
+        description="secrets are masked; empty for viewers and callers of some workflows"
+    )
     unsafe_settings: list[UnsafeSettingView]
     queues: dict[str, int] | None = Field(description="Waiting messages by queue; null: the broker was not asked.")
 

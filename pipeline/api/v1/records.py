@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from pipeline.admin import attention, lookup, pages, search, system
 from pipeline.admin.audit import AuditFilter
 from pipeline.api.access import Viewer
-from pipeline.api.problems import ProblemError
 from pipeline.api.v1.models import (
     AuditView,
     DoctorView,
@@ -80,21 +79,17 @@ def search_everything(
 
 
 @router.get("/system")
-def show_system(found: Found, _: Viewer) -> SystemView:
-    """Show workers, sweeps, queues, versions and settings. Secrets are masked."""
+def show_system(found: Found, caller: Viewer) -> SystemView:
+    """Show workers, sweeps, queues, versions and, to operators without a limit of workflows, settings."""
     report = system.system_report(found.db, found.settings, found.sweep_periods, found.queue_lengths)
-    return SystemView.model_validate(report)
+    view = SystemView.model_validate(report)
+    return view if caller.can_see_settings else view.model_copy(update={"settings": [], "unsafe_settings": []})
 
 
 @router.get("/doctor")
 def run_doctor(found: Found, caller: Viewer) -> DoctorView:
     """Check the rules that the tables must keep. Repairs nothing."""
-    if caller.workflows is not None:
-        raise ProblemError(
-            "forbidden",
-            f"{caller.name} sees some workflows, and the doctor checks the tables of all; expected a caller without a "
-            "limit of workflows.",
-        )
+    caller.check_sees_all("the doctor checks the tables of")
     findings = system.findings(found.db)
     return DoctorView(is_healthy=not findings, findings=[FindingView.model_validate(each) for each in findings])
 
