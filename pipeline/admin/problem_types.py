@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from pipeline.client import RefusedError, UnavailableError
 from pipeline.config import EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNSAFE, EXIT_USAGE, SettingsError
 from pipeline.domain.errors import (
+    ClaimedNameError,
     HandlerError,
     IllegalTransitionError,
     InvalidInputError,
@@ -101,6 +102,13 @@ PROBLEM_TYPES = (
         status=409,
         exit_code=EXIT_REFUSED,
         errors=(SecondApprovalError,),
+    ),
+    ProblemType(
+        slug="claimed-name",
+        title="Two authenticated people must decide",
+        status=403,
+        exit_code=EXIT_REFUSED,
+        errors=(ClaimedNameError,),
     ),
     ProblemType(
         slug="unresolved-outcome",

@@ -20,7 +20,6 @@ from pipeline.admin.provider_export import RowResults
 from pipeline.admin.quarantine import Quarantine
 from pipeline.admin.resolutions import (
     KEY,
-    PROPOSED_TEXT,
     MutationFilter,
     MutationSummary,
     ResolutionKind,
@@ -56,7 +55,6 @@ MutationArgument = Annotated[str, typer.Argument(help="Id of the mutation, or it
 
 _MAX_AT_ONCE = 10_000  #: mutations resolved by one command
 _RESOLVED = (MutationStatus.APPLIED, MutationStatus.FAILED)
-_PROPOSED = ("proposed", PROPOSED_TEXT)
 _CONSEQUENCES = {
     ResolutionKind.HAPPENED: "`next` runs with that result; nothing is sent again.",
     ResolutionKind.DID_NOT_HAPPEN: "Its events are released, and a new run sends it again.",
@@ -177,9 +175,8 @@ def _resolve_one(
             shown = replace(shown, after_did_not_happen=shown.after_refusal)
         state = shown.state if if_state is None else if_state
         _confirm_repeat(resolutions, shown, _require_reason(who), yes=yes, as_json=as_json)
-    proposed = resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
-    act, consequence = (resolution, _CONSEQUENCES[resolution]) if proposed is None else _PROPOSED
-    _print_act(mutation_id, act, consequence, wake_ups, as_json=as_json)
+    resolutions.resolve(mutation_id, resolution, who, result=given, is_refused=refused, state=state)
+    _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)
 
 
 def _selection(
@@ -264,9 +261,7 @@ def approve(
     wake_ups = common.WakeUps()
     resolutions = _resolutions(context, wake_ups)
     found = resolutions.mutation(_find_id(resolutions, mutation))
-    if resolutions.approve(found, common.actor(by, reason), state=if_state) is not None:
-        _print_act(found.id, *_PROPOSED, wake_ups, as_json=as_json)
-        return
+    resolutions.approve(found, common.actor(by, reason), state=if_state)
     with resolutions.db.transaction() as tx:
         until = send_condition(found, workflow_holds(tx, found.workflow))
     after = f", as soon as {until.text}" if until else ""

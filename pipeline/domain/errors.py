@@ -10,6 +10,7 @@ PipelineError
 ├── ReservationError            an event that cannot be reserved was asked for
 ├── QuietPeriodError            absence is not evidence yet: ask again later
 ├── SecondApprovalError         another person must confirm the answer first
+├── ClaimedNameError            of two people who must decide, one is not authenticated
 ├── UnresolvedError             refused while a mutation's outcome is unknown
 ├── OutdatedCodeError           older code would replace a state that newer code merges
 ├── SchemaVersionError          the database does not have the tables this version expects
@@ -132,6 +133,18 @@ class SecondApprovalError(PipelineError):
         super().__init__(
             f"Mutation {mutation_id} has the value {value}, so {act} needs two people: one proposes it, and another "
             "gives the same answer. Nothing was changed."
+        )
+
+
+class ClaimedNameError(PipelineError):
+    """Two people must decide about the value of a mutation, and nothing authenticated this one. Nothing was changed."""
+
+    def __init__(self, mutation_id: UUID, *, act: str, value: object, name: str) -> None:
+        self.mutation_id, self.act, self.value, self.name = mutation_id, act, value, name
+        super().__init__(
+            f"Mutation {mutation_id} has the value {value}, so {act} needs two people, and {name!r} is only the name "
+            "that this command was given. Expected an answer in the console or over the HTTP API, from two people who "
+            "have logged in or use an API token. Nothing was changed."
         )
 
 

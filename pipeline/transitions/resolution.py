@@ -12,8 +12,10 @@ from typing import Any
 from pipeline.domain.acts import ProposedAct, state_changes, state_token
 from pipeline.domain.codec import seal
 from pipeline.domain.errors import (
+    ClaimedNameError,
     InvalidInputError,
     NotFoundError,
+    PipelineError,
     SecondApprovalError,
     StaleWriteError,
     StateChangedError,
@@ -45,18 +47,21 @@ from pipeline.transitions.mutations import (
 
 def missing_confirmation(
     tx: Transaction, mutation_id: MutationId, act: ProposedAct, answer: Mapping[str, Any], by: Actor
-) -> SecondApprovalError | None:
+) -> PipelineError | None:
     """Confirm the same proposal of another person in the same state. Return the error if a high value has none.
 
-    The caller raises it after its own checks, so that only an answer that would be accepted is proposed.
+    The caller raises it after its own checks, so that only an answer that would be accepted is proposed. A name that
+    nobody authenticated neither proposes nor confirms: one person could give two of them.
     """
     row = tx.first(mutation_store.LOCK, id=mutation_id)
     if row is None or row.four_eyes_value is None:
         return None
+    if by.is_claimed:
+        return ClaimedNameError(mutation_id, act=act, value=row.four_eyes_value, name=by.name)
     open_one = access.open_proposal(tx, mutation_id)
     is_same = (
         open_one is not None
-        and open_one.proposed_by != by.name
+        and open_one.proposed_by.casefold() != by.name.casefold()  # a token and a login may write one name in two ways
         and (open_one.act, open_one.state) == (act, state_token(row))
         and open_one.answer == _plain(answer)
     )
@@ -73,6 +78,8 @@ def propose(
     row = tx.first(mutation_store.LOCK, id=mutation_id)
     if row is None:
         raise NotFoundError("mutation", mutation_id, hint="Nothing was changed.")
+    if by.is_claimed:
+        raise ClaimedNameError(mutation_id, act=act, value=row.four_eyes_value, name=by.name)
     if changes := state_changes(state, row):
         raise StateChangedError(mutation_id, verb=f"propose {act} for", changes=changes)
     made = tx.one(

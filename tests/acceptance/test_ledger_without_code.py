@@ -20,12 +20,12 @@ Typed = Callable[..., str]
 def typed(nodes: Installation) -> Typed:
     """Run a command in a shell that has none of the workflow's code, and check that it shows no secret."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, code: int = 0) -> str:
         urls = {"PIPELINE_DATABASE_URL": nodes.database_url, "PIPELINE_BROKER_URL": nodes.broker_url}
         done = forked_python.run(*arguments, environ={**clean_environ(), **urls, "COLUMNS": "200"})
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         assert not [secret for secret in SECRETS if secret in done.stdout + done.stderr]
-        return done.stdout
+        return done.stdout + done.stderr * bool(code)
 
     return run
 
@@ -36,20 +36,21 @@ def test_a_shell_without_code_shows_four_unknown_charges_apart_approves_and_reso
     worker = nodes.worker("--pool=solo", PIPELINE_WORKFLOWS="tests.support.secret_charges_workflow", **RARE)
     nodes.sweep_nothing()
     new = [NewEvent(topic="orders", message_id=f"o{n}", payload={"cents": 100 + n}) for n in range(4)]
-    refund = NewEvent(topic="refunds", message_id="r1", payload={"cents": 5_000})
+    refunds = [NewEvent(topic="refunds", message_id=f"r{n}", payload={"cents": n * 5_000}) for n in (0, 1)]
     with nodes.db.transaction() as tx:
-        events.publish(tx, "shop", [*new, refund])
+        events.publish(tx, "shop", [*new, *refunds])
     nodes.ring()
     states = "SELECT status, count(*) AS number FROM pipeline.mutations GROUP BY status ORDER BY status"
     wait_for(
-        lambda: [(row.status, row.number) for row in nodes.ask(states)] == [("indeterminate", 4), ("pending", 1)],
+        lambda: [(row.status, row.number) for row in nodes.ask(states)] == [("indeterminate", 4), ("pending", 2)],
         within=60,
-        why="four charges in doubt and a refund that waits",
+        why="four charges in doubt and two refunds that wait",
     )
 
     items = json.loads(typed("attention", "--json"))
     assert {(item["kind"], item["headline"]) for item in items} == {
         *(("indeterminate", f"Charge {100 + n} cents for order o{n}, card •••") for n in range(4)),
+        ("approval", "Refund 0 cents of r0"),
         ("approval", "Refund 5000 cents of r1"),
     }
     (incident,) = {item["incident"] for item in items} - {None}
@@ -61,11 +62,14 @@ def test_a_shell_without_code_shows_four_unknown_charges_apart_approves_and_reso
     assert detail["params"]["card"] == detail["params"]["options"]["retry"]["api_token"] == "•••"
     assert detail["look_up"].startswith("https://pay.example/search?query=")
 
-    (approval,) = [item["mutation_id"] for item in items if item["kind"] == "approval"]
-    assert json.loads(typed("mutations", approval, "--json"))["mutation"]["four_eyes_value"] == "5000"
-    assert "proposed" in typed("approve", approval, "-m", "within budget", "--by", "ada"), "its value needs two people"
-    assert "Refund 5000 cents of r1" in typed("approve", approval, "-m", "within budget", "--by", "bob")
-    sent = f"SELECT FROM pipeline.mutations WHERE id = '{approval}' AND status = 'applied'"
+    approvals = {item["headline"]: item["mutation_id"] for item in items if item["kind"] == "approval"}
+    dear, cheap = approvals["Refund 5000 cents of r1"], approvals["Refund 0 cents of r0"]
+    assert json.loads(typed("mutations", dear, "--json"))["mutation"]["four_eyes_value"] == "5000"
+    assert "two people" in typed("approve", dear, "-m", "within budget", "--by", "ada", code=6), (
+        "a name is only claimed"
+    )
+    assert "Refund 0 cents of r0" in typed("approve", cheap, "-m", "within budget", "--by", "bob")
+    sent = f"SELECT FROM pipeline.mutations WHERE id = '{cheap}' AND status = 'applied'"
     wait_for(lambda: len(nodes.ask(sent)) == 1, within=60, why="the refund is sent")
 
     typed("resolve", "happened", first, "--no-result", "-m", "the dashboard shows it")

@@ -18,7 +18,7 @@ from pipeline.admin.resolutions import (
     resolutions_for,
 )
 from pipeline.domain.acts import BulkAct, ProposedAct
-from pipeline.domain.errors import NotFoundError, QuietPeriodError, StateChangedError
+from pipeline.domain.errors import ClaimedNameError, NotFoundError, QuietPeriodError, StateChangedError
 from pipeline.domain.states import MutationId, Phase
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
@@ -28,6 +28,7 @@ from tests.factories import a_run, a_workflow, some_events
 from tests.support.table_reads import one, rows
 
 ADA, BOB = Actor(name="ada", reason="the dashboard shows it"), Actor(name="bob", reason="I see it too")
+CLAIMED = Actor(name="carol", reason="me too", is_claimed=True)
 RESULT = GivenResult(value={"id": "ch_1"}, is_unchecked=True)
 
 
@@ -67,6 +68,37 @@ def test_an_answer_about_a_high_value_is_done_when_a_second_person_gives_it(
     assert open_proposal(db, asked.id) is None
     acts = [(row.actor, row.act) for row in rows(db, "SELECT actor, act FROM pipeline.audit ORDER BY id")]
     assert acts == [("ada", f"mutation.propose {kind}")] * 2 + [("bob", f"mutation.{kind}")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(CLAIMED, BOB), (ADA, CLAIMED)],
+    ids=["proposes", "confirms"],
+)
+def test_a_name_that_nobody_authenticated_neither_proposes_nor_confirms(
+    db: Database, resolutions: Resolutions, first: Actor, second: Actor
+) -> None:
+    """One person at a shell could give two names."""
+    asked = question(db)
+    refused = []
+    for who in (first, second):
+        try:
+            resolutions.resolve(asked.id, ResolutionKind.DID_NOT_HAPPEN, who, state=asked.state)
+        except ClaimedNameError as error:
+            refused.append((error.name, "in the console or over the HTTP API" in str(error)))
+    assert refused == [("carol", True)]
+    assert status(db) == "indeterminate"
+    given = resolutions_for([asked], ResolutionKind.DID_NOT_HAPPEN)
+    assert "carol" in resolutions.resolve_many(given, CLAIMED).refused[asked.id]
+    with pytest.raises(ClaimedNameError), db.transaction() as tx:
+        resolution.propose(tx, MutationId(asked.id), ProposedAct.HAPPENED, {}, CLAIMED, state=asked.state)
+
+
+def test_one_name_written_in_two_ways_is_one_person(db: Database, resolutions: Resolutions) -> None:
+    asked = question(db)
+    for name in ("ada", "Ada"):
+        assert resolutions.resolve(asked.id, ResolutionKind.DID_NOT_HAPPEN, Actor(name=name, reason="why")) is not None
+    assert status(db) == "indeterminate"
 
 
 def test_another_answer_of_the_second_person_is_a_proposal_of_its_own(db: Database, resolutions: Resolutions) -> None:
