@@ -21,7 +21,10 @@ import math
 import os
 import re
 import socket
+import struct
+import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -73,6 +76,7 @@ from pipeline.domain.values import DEFAULT_LIMITS
 __all__ = ["Sql", "UnknownCommitError", "create_effects_table", "effects_table", "query", "transaction"]
 
 TABLE_NAME = "pipeline_effects"
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  #: what a server may send in one call, unless the connector says otherwise
 
 
 def effects_table(schema: str | None = None) -> Table:
@@ -131,10 +135,19 @@ class UnknownCommitError(Exception):
 
 
 class ErrorText:
-    """Describes errors of one operation: with its name, and without values that must be hidden."""
+    """Describes errors of one call: with the operation's name, and without values that must be hidden."""
 
-    def __init__(self, name: str, hidden: tuple[str, ...] = ()) -> None:
-        self.name, self.hidden = name, hidden
+    def __init__(self, name: str, hidden: tuple[str, ...] = (), max_answer_bytes: int = 0) -> None:
+        self.name, self.hidden, self.max_answer_bytes = name, hidden, max_answer_bytes
+        self.is_too_large = False  #: the server sent more than that, and was cut off
+
+    @property
+    def too_large(self) -> str:
+        """What is said when the server was cut off because it sent too much."""
+        return (
+            f"{self.name}: the database sent more than {self.max_answer_bytes} bytes in this call, and was cut off. "
+            "Expected less: select fewer rows or columns, or raise max_answer_bytes of the connector"
+        )
 
     def describe(self, error: BaseException) -> str:
         """Return the database's message. Hidden values are replaced where they are whole tokens."""
@@ -146,6 +159,8 @@ class ErrorText:
 
 def error_before_commit(error: Exception, texts: ErrorText) -> HandlerError:
     """Return the error for a transaction that was rolled back."""
+    if texts.is_too_large:
+        return LogicError(f"{texts.too_large}. It was rolled back.")
     if isinstance(error, HandlerError):
         return error
     code, text, message = _sqlstate(error), texts.describe(error), _first_line(error)
@@ -162,7 +177,7 @@ def error_before_commit(error: Exception, texts: ErrorText) -> HandlerError:
 def error_at_claim(error: Exception, texts: ErrorText) -> Exception:
     """Return the error for a key that could not be claimed. Another transaction may hold it and may still commit."""
     definite = error_before_commit(error, texts)
-    if not isinstance(definite, TransientError):
+    if not (isinstance(definite, TransientError) or texts.is_too_large):
         return definite
     return UnknownCommitError(f"{texts.describe(error)}. Another transaction may be carrying out the same call.")
 
@@ -192,6 +207,10 @@ def _sqlstate(error: BaseException) -> str | None:
 Work = Callable[[Connection], Any]
 
 _RECONCILE_WAIT_SHARE = 0.8  #: share of the time that a reconcile waits for the key; the rest is for the verdict
+_WATCH_EVERY = 0.05  #: seconds
+#: At its close a connection is reset. Otherwise a server that waits to send more can hold its locks for a minute.
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+_TCP_INFO_SIZE, _BYTES_RECEIVED = 192, 128  #: bytes of Linux's struct tcp_info, and where tcpi_bytes_received is in it
 _GRACE = timedelta(seconds=1)  #: after the deadline, until the server ends a transaction whose client is idle
 
 #: The call that a connection is opened for.
@@ -261,7 +280,7 @@ def open_connection(engine: Engine, call: Call, texts: ErrorText) -> Iterator[Co
     finally:
         CURRENT_CALL.reset(token)
     driver = connection.connection.dbapi_connection
-    with cut_off(driver, call):
+    with cut_off(driver, call, texts):
         try:
             if getattr(driver, "autocommit", None) is True:
                 raise LogicError(f"{texts.name}: the engine commits each statement by itself; expected transactions.")
@@ -272,28 +291,46 @@ def open_connection(engine: Engine, call: Call, texts: ErrorText) -> Iterator[Co
 
 
 @contextmanager
-def cut_off(driver: Any, call: Call) -> Iterator[None]:
-    """Shut the socket down of a server that holds a call beyond its deadline.
+def cut_off(driver: Any, call: Call, texts: ErrorText) -> Iterator[None]:
+    """Shut the socket down of a server that holds a call beyond its deadline, or sends more than it may.
 
-    Its own timeouts end before that. They say nothing about an answer that it sends slowly or without end.
+    Its own timeouts end before that. They say nothing about an answer that it sends slowly or without end, and the
+    driver keeps all of an answer in memory before it returns.
     """
-    lock, is_over = threading.Lock(), False
+    lock, is_over, end = (
+        threading.Lock(),
+        threading.Event(),
+        time.monotonic() + (call.remaining + 2 * _GRACE).total_seconds(),
+    )
 
-    def cut() -> None:
-        with lock, suppress(Exception):  # a driver without a socket, or one that was closed
-            if not is_over:
-                with socket.socket(fileno=os.dup(driver.fileno())) as shared:
-                    shared.shutdown(socket.SHUT_RDWR)
+    def watch() -> None:
+        with suppress(Exception), socket.socket(fileno=os.dup(driver.fileno())) as shared:  # or it has no socket
+            most = _received(shared) + texts.max_answer_bytes
+            while not is_over.wait(_WATCH_EVERY):
+                is_too_large = _received(shared) > most
+                if is_too_large or time.monotonic() > end:
+                    with lock:
+                        if not is_over.is_set():
+                            texts.is_too_large = is_too_large
+                            shared.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+                            shared.shutdown(socket.SHUT_RDWR)
+                    return
 
-    timer = threading.Timer((call.remaining + 2 * _GRACE).total_seconds(), cut)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, name="pipeline-sql-watch", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
         with lock:
-            is_over = True
+            is_over.set()
+
+
+def _received(shared: socket.socket) -> int:
+    """Return how many bytes a socket has received; 0 where the system does not count them."""
+    try:
+        info = shared.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+        return int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], sys.byteorder)
+    except (OSError, AttributeError):  # not over TCP, or not on Linux
+        return 0
 
 
 def set_timeouts(connection: Connection, left: timedelta) -> None:
@@ -438,7 +475,7 @@ class Sql(Connector):
     """A database for effects. Subclasses set ``name`` and mark their operations.
 
     It takes a URL or an engine. The table ``pipeline_effects`` must exist, in ``schema`` if one is given.
-    ``create_effects_table`` creates it.
+    ``create_effects_table`` creates it. A server that sends more than ``max_answer_bytes`` in a call is cut off.
     """
 
     def __init__(
@@ -448,10 +485,11 @@ class Sql(Connector):
         engine: Engine | None = None,
         schema: str | None = None,
         pool_size: int = 10,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         if (engine_url is None) == (engine is None):
             raise InvalidInputError(f"{type(self).__qualname__} takes a URL or an engine, one of the two.")
-        self.pool_size, self._caller_engine = pool_size, engine
+        self.pool_size, self.max_answer_bytes, self._caller_engine = pool_size, max_answer_bytes, engine
         url = engine.url if engine is not None else _checked_url(engine_url, type(self).__qualname__)
         self._url = SecretStr(url.render_as_string(hide_password=False))
         self._password = SecretStr(str(url.password or ""))
@@ -489,7 +527,8 @@ class Sql(Connector):
     def _error_text(self, operation: Operation[Any], params: Mapping[str, Any]) -> ErrorText:
         hidden = {*operation.redaction.hidden_texts(params)}
         hidden |= {self._url.get_secret_value(), self._password.get_secret_value()} - {""}
-        return ErrorText(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
+        ordered = tuple(sorted(hidden, key=len, reverse=True))
+        return ErrorText(f"{self.name}.{operation.name}", ordered, self.max_answer_bytes)
 
 
 def _bound_pings(engine: Engine) -> None:
@@ -501,7 +540,7 @@ def _bound_pings(engine: Engine) -> None:
         call = CURRENT_CALL.get()
         if call is None:
             return ping(driver)
-        with cut_off(driver, call):
+        with cut_off(driver, call, ErrorText("ping", max_answer_bytes=MAX_ANSWER_BYTES)):
             return ping(driver)
 
     dialect.do_ping = bounded

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,6 +142,26 @@ def test_a_server_that_answers_byte_by_byte_is_cut_off_at_the_deadline(url: str,
         held.engine.dispose()
     assert count(judge) == 1
     assert isinstance(ask(Bank(url), "run", call("k")), NotFound)
+
+
+def test_an_answer_without_end_is_cut_off_in_bounded_memory(url: str, judge: Engine) -> None:
+    """In the work and in a read. About 10 MB come in a second, and 300 MB would."""
+    endless = text("SELECT repeat('x', 100000) FROM generate_series(1, 3000) WHERE pg_sleep(0.01) IS NOT NULL")
+    held = Bank(url, max_answer_bytes=1_000_000)
+    held.step = lambda connection, _: booking(connection) or (connection.execute(endless).all() and None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    meaning, message = outcome(held, "run", call("k", 90))
+    assert (meaning, "more than 1000000 bytes" in message) == (ErrorMeaning.REFUSED, True)
+    assert "select fewer rows" in message
+    with pytest.raises(LogicError, match="more than 1000000 bytes"):
+        do(held, "wrong", statement=str(endless))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "kB; far from the whole answer"
+    assert count(judge) == 0
+    assert isinstance(ask(Bank(url), "run", call("k")), NotFound)
+    for number in range(3):  # the limit is of one call, not of a connection that many calls use
+        held.step = lambda connection, _: len(connection.execute(text("SELECT repeat('x', 900000)")).scalar_one())
+        assert do(held, "run", call(f"well-{number}", 90)) == 900_000
+    held.engine.dispose()
 
 
 def test_at_a_closed_port_nothing_was_done(url: str) -> None:
