@@ -51,6 +51,9 @@ Refused = Annotated[
         "--refused", help="With did_not_happen: the outside system itself refused it; a repeat gets a new key."
     ),
 ]
+PreviewOption = Annotated[
+    str | None, typer.Option(help="Commit exactly this preview of many, by the id that was printed with it.")
+]
 MutationArgument = Annotated[str, typer.Argument(help="Id of the mutation, or its first digits.")]
 
 _MAX_AT_ONCE = 10_000  #: mutations resolved by one command
@@ -122,9 +125,7 @@ def resolve(  # noqa: PLR0913 - options of a command
     workflow: common.WorkflowOption = None,
     operation: OperationOption = None,
     incident: IncidentOption = None,
-    preview: Annotated[
-        str | None, typer.Option(help="Commit exactly this preview of many, by the id that was printed with it.")
-    ] = None,
+    preview: PreviewOption = None,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
@@ -151,12 +152,11 @@ def resolve(  # noqa: PLR0913 - options of a command
     _check_workflow(resolutions, workflow)
     acts, is_more = _bulk_acts(resolutions, wake_ups), False
     if preview is not None:
-        frozen = _shown_preview(acts, preview, resolution)
+        frozen = _shown_preview(acts, preview, BulkAct(resolution))
     else:
         selection, is_more = _selection(resolutions, workflow, operation, incident)
         frozen = acts.preview_mutations(BulkAct(resolution), selection, who.name, result=given)
-    again = f"pipeline resolve {resolution} --preview {frozen.id} -m {shlex.quote(who.reason or 'why')} --yes"
-    _print_or_commit(acts, frozen, who, (yes, as_json, is_more), again)
+    _print_or_commit(acts, frozen, who, (yes, as_json, is_more), _commit_command(f"resolve {resolution}", frozen, who))
     common.print_lines("" if as_json else wake_ups.text())
 
 
@@ -195,8 +195,11 @@ def _selection(
 def resolve_from(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     export: Annotated[
-        Path, typer.Argument(help="A .csv or .jsonl export of the provider.", exists=True, dir_okay=False)
-    ],
+        Path | None,
+        typer.Argument(
+            help="A .csv or .jsonl export of the provider; not with --preview.", exists=True, dir_okay=False
+        ),
+    ] = None,
     *,
     column: Annotated[str, typer.Option(help="The column that identifies a mutation.")] = KEY,
     match_by: Annotated[str, typer.Option(help=f"What that column holds: {KEY}, or params.<name>.")] = KEY,
@@ -212,30 +215,37 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     workflow: common.WorkflowOption = None,
     operation: OperationOption = None,
     recent: common.Recent = 1_000_000,
+    preview: PreviewOption = None,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Resolve mutations by an export of the provider: a mutation in the file happened.
 
-    Say where its result is: --external-id, --result-column or --no-result.
+    Say where its result is: --external-id, --result-column or --no-result. What matches is previewed first: the preview
+    is frozen for an hour, and --preview commits exactly it, without the file.
     """
+    if (export is None) is (preview is None):
+        raise InvalidInputError("Expected a provider's export, or --preview with the id of an earlier preview of one.")
     _check_one(external_id, result_column, no_result or None)
     results = RowResults(
         column=result_column, external_id_column=external_id, is_none=no_result, is_unchecked=unchecked
     )
-    wake_ups = common.WakeUps()
-    resolutions = _resolutions(context, wake_ups, is_fetching=external_id is not None)
+    wake_ups, who = common.WakeUps(), common.actor(by, reason)
+    resolutions = _resolutions(context, wake_ups, is_fetching=external_id is not None or preview is not None)
     _check_workflow(resolutions, workflow)
-    options = ImportOptions(
-        column=column,
-        match_by=match_by,
-        results=results,
-        is_complete=complete,
-        only=_filter(workflow, operation),
-        recent=recent,
-    )
-    who, acts = common.actor(by, reason), _bulk_acts(resolutions, wake_ups)
-    found = acts.preview_import(provider_export.read_rows(export), options, who.name, name=export.name)
+    acts = _bulk_acts(resolutions, wake_ups)
+    if export is None:
+        found = _shown_preview(acts, preview or "", BulkAct.IMPORT)
+    else:
+        options = ImportOptions(
+            column=column,
+            match_by=match_by,
+            results=results,
+            is_complete=complete,
+            only=_filter(workflow, operation),
+            recent=recent,
+        )
+        found = acts.preview_import(provider_export.read_rows(export), options, who.name, name=export.name)
     if not as_json:
         _print_matches(found)
     if found.left_out.get("possibly_shared"):
@@ -244,7 +254,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
             f"so nothing is resolved by it: search more rows with --recent, or match by {KEY}.",
             err=True,
         )
-    _print_or_commit(acts, found, who, (yes, as_json, False), "the same command and --yes")
+    _print_or_commit(acts, found, who, (yes, as_json, False), _commit_command("resolve-from", found, who))
     common.print_lines("" if as_json else wake_ups.text())
 
 
@@ -348,14 +358,18 @@ def _bulk_acts(resolutions: Resolutions, wake_ups: common.WakeUps) -> BulkActs:
     return BulkActs(resolutions, Quarantine(resolutions.db, wake_ups.wake_workflow))
 
 
-def _shown_preview(acts: BulkActs, text: str, resolution: ResolutionKind) -> BulkPreview:
+def _commit_command(command: str, preview: BulkPreview, who: Actor) -> str:
+    return f"pipeline {command} --preview {preview.id} -m {shlex.quote(who.reason or 'why')} --yes"
+
+
+def _shown_preview(acts: BulkActs, text: str, act: BulkAct) -> BulkPreview:
     """Return a preview that was frozen earlier; refuse one of another act."""
     try:
         found = acts.preview(UUID(text))
     except ValueError:
         raise InvalidInputError(f"{text!r} is not the id of a preview; expected a UUID as it was printed.") from None
-    if found.act != BulkAct(resolution):
-        raise InvalidInputError(f"The preview {text} is of {found.act}; expected one of {resolution}.")
+    if found.act != act:
+        raise InvalidInputError(f"The preview {text} is of {found.act}; expected one of {act}.")
     return found
 
 

@@ -83,6 +83,27 @@ def test_an_export_resolves_the_mutations_it_lists(run: Inline, pipeline: Pipeli
     _settle(run)
 
 
+def test_an_earlier_preview_of_an_export_is_committed_as_it_was_shown(
+    run: Inline, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    export = tmp_path / "sent.csv"
+    export.write_text("recipient\nada@example.org\nbob@example.org\n")
+    preview = pipeline("resolve-from", str(export), *BY_RECIPIENT)
+    command = preview.out.splitlines()[-1].partition("Exactly these are resolved by: pipeline ")[2]
+    assert "--preview" in command, preview.out
+    export.write_text("recipient\ncy@example.org\n")  # what is in the file now does not matter
+    pipeline("resolve", "skip", listed(pipeline)[0]["id"], "-m", "faster than the export")
+    other = pipeline("resolve", "skip", *shlex.split(command)[1:])
+    assert (other.code, "expected one of skip" in other.err) == (2, True)
+    done = pipeline(*shlex.split(command))
+    assert (done.code, "1 resolved, 1 refused" in done.out) == (1, True), done.err
+    assert [each["headline"] for each in listed(pipeline)] == ["Mail to cy@example.org"]
+    for given in ((), (str(export), "--preview", "x")):
+        wrong = pipeline("resolve-from", *given, "-m", "why")
+        assert (wrong.code, "Expected a provider's export, or --preview" in wrong.err) == (2, True)
+    _settle(run)
+
+
 def test_an_export_resolves_nothing_while_older_rows_of_the_ledger_were_not_searched(
     run: Inline, pipeline: Pipeline, tmp_path: Path
 ) -> None:
