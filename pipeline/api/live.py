@@ -3,12 +3,14 @@
 One task per process asks the database for changes once per second while at least one stream is open, however many
 there are. Each batch of changes has a mark, which is the ``id`` of its events. A client that reconnects with
 ``Last-Event-ID`` gets what it missed. If that is no longer in memory it gets the event ``reset``, and reads again.
-A stream that does not take its events in time is closed; its client reconnects.
+A stream that does not take its events in time is closed; its client reconnects. So is one that is open for two minutes:
+when its client reconnects, it is found out again who calls, and with which rights.
 """
 
 import asyncio
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = b": still here\n\n"
 _RETRY = b"retry: 2000\n\n"  #: milliseconds until a client reconnects
+_RETRY_SOON = b"retry: 100\n\n"  #: after an end that is no failure
 _RESET = b"event: reset\ndata: {}\n\n"
 _MAX_KEPT = 300  #: batches of changes that a reconnecting client can catch up with
 _MAX_QUEUED = 100  #: batches that a stream may leave untaken
@@ -34,6 +37,7 @@ class LiveOptions:
 
     period: float = 1.0  #: seconds
     heartbeat: float = 15.0
+    lifetime: float = 120.0  #: after it a stream ends, so that a caller without rights by now gets nothing more
 
 
 class _Stream:
@@ -68,7 +72,7 @@ class Broadcaster:
         return len(self._streams)
 
     async def events(self, scope: Scope = None, last_mark: str | None = None) -> AsyncIterator[bytes]:
-        """Yield the events of one stream until its client leaves or the process shuts down."""
+        """Yield the events of one stream until its client leaves, its lifetime is over or the process shuts down."""
         if self._is_closed:
             return
         stream = _Stream()
@@ -78,7 +82,8 @@ class Broadcaster:
             yield _RETRY if missed is not None else _RETRY + _RESET
             for batch in missed or ():
                 yield _encoded(batch, scope)
-            while True:
+            end = time.monotonic() + self._options.lifetime
+            while time.monotonic() < end:
                 try:
                     taken = await asyncio.wait_for(stream.queue.get(), self._options.heartbeat)
                 except TimeoutError:
@@ -88,6 +93,7 @@ class Broadcaster:
                     return
                 if text := _encoded(taken, scope):
                     yield text
+            yield _RETRY_SOON
         finally:
             self._streams.discard(stream)
 

@@ -5,17 +5,22 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
 import uvicorn
+from starlette.testclient import TestClient
 
+from pipeline.admin.access import Access
 from pipeline.admin.changes import Changes, Mark, changes_since
-from pipeline.api import create
+from pipeline.api import Role, create
 from pipeline.api.app import StreamingServer
 from pipeline.api.context import Services
 from pipeline.api.live import Broadcaster, LiveOptions
 from pipeline.config import Settings
+from pipeline.domain.access import Rights
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
 from pipeline.transitions import workflows
@@ -106,6 +111,27 @@ def test_a_slow_client_is_dropped(db: Database) -> None:
             assert [part async for part in slow] == [], "its client reconnects"
 
     asyncio.run(watch())
+
+
+def test_a_stream_ends_for_a_caller_whose_token_was_revoked(db: Database, database_url: str) -> None:
+    """It ends for everybody after its lifetime; a client that may still read resumes at its mark."""
+    a_workflow(db)
+    made = Access(db).create_token("vic", Rights(role=Role.VIEWER), Actor(name="ada"))
+    found = Services.connect(Settings(database_url=database_url), db)
+    found = replace(found, broadcaster=broadcaster_of(db, replace(SHORT, lifetime=0.2)))
+    with TestClient(create(services=found)) as client:
+        ask = partial(client.get, "/v1/attention/stream", headers={"Authorization": f"Bearer {made.secret}"})
+        first = ask()  # returns at its end
+        assert (first.status_code, "event: attention" in first.text) == (200, True)
+        mark = next(line[4:] for line in first.text.splitlines() if line.startswith("id: "))
+        pause(db, "billing")
+        resumed = client.get(
+            "/v1/attention/stream", headers={"Authorization": f"Bearer {made.secret}", "Last-Event-ID": mark}
+        )
+        assert "workflow.pause" in resumed.text
+        assert "event: reset" not in resumed.text
+        Access(db).revoke_token(made.token.id, Actor(name="ada"))
+        assert ask().status_code == 401
 
 
 def test_a_read_that_fails_ends_no_stream(db: Database) -> None:
