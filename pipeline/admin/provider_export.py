@@ -169,7 +169,7 @@ def rows_of(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
     _check_suffix(path)
     lines = _lines(file, path)
     try:
-        yield from _read_csv(lines, path) if path.suffix == ".csv" else _read_json_lines(lines, path)
+        yield from _read_csv(lines, path) if path.suffix.lower() == ".csv" else _read_json_lines(lines, path)
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path.name} is not in UTF-8 ({error.reason}); save it as UTF-8 first.") from None
     except csv.Error as error:
@@ -177,7 +177,7 @@ def rows_of(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_suffix(path: Path) -> None:
-    if path.suffix not in (".csv", ".jsonl", ".ndjson"):
+    if path.suffix.lower() not in (".csv", ".jsonl", ".ndjson"):
         raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
 
 

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from starlette.testclient import TestClient
@@ -90,7 +91,7 @@ def test_quarantined_events_are_released_by_a_preview(client: TestClient, db: Da
 def test_an_export_is_imported_after_a_preview(client: TestClient, db: Database, questions: list[Any]) -> None:
     text = f"reference,amount\n{questions[0].idempotency_key},1\nother,2\n"
     form = {"column": "reference", "no_result": "true", "unchecked": "true"}
-    made = client.post("/v1/imports", files={"file": ("export.csv", text)}, data=form)
+    made = client.post("/v1/imports", files={"file": ("export.CSV", text)}, data=form)
     assert made.status_code == 201, made.text
     assert (made.json()["count"], made.json()["left_out"]) == (1, {"not_in_export": 2, "unmatched_rows": 1})
     given = {"count": 1, "reason": "the provider's export"}
@@ -98,3 +99,80 @@ def test_an_export_is_imported_after_a_preview(client: TestClient, db: Database,
     assert statuses(db) == ["applied", "indeterminate", "indeterminate"]
     bad = client.post("/v1/imports", files={"file": ("export.xls", text)}, data=form)
     assert (bad.status_code, "neither .csv nor .jsonl" in bad.json()["detail"]) == (422, True)
+
+
+_FORM = {"column": "reference", "no_result": "true"}
+_ROW = b"reference\nabc\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form", "status", "text"),
+    [
+        ("a.xls", _ROW, {}, 422, "neither .csv nor .jsonl"),
+        ("a.csv", "reference\nabc\n".encode("utf-16"), {}, 422, "not in UTF-8"),
+        ("a.csv", b"\x1f\x8b\x08" + b"\xff" * 50, {}, 422, "not in UTF-8"),
+        ("a.csv", b"id\nabc\n", {}, 422, "reference"),
+        ("a.csv", b"reference\n" + b"x" * 1_100_000, {}, 422, "longer than 1048576"),
+        ("a.csv", b"reference" + b",c" * 2_000 + b"\n", {}, 422, "columns"),
+        ("a.jsonl", b'{"reference": 1}\n[[[', {}, 422, "a.jsonl"),
+        ("a.jsonl", b"[" * 100_000, {}, 422, "a.jsonl"),
+        ("a.csv", _ROW, {"match_by": "amount"}, 422, "amount"),
+        ("a.csv", _ROW, {"external_id": "id"}, 422, "Expected one of"),
+        ("a.csv", _ROW, {"result_column": "id"}, 422, "Expected one of"),
+        ("a.csv", _ROW, {"workflow": "nowhere"}, 404, "nowhere"),
+        ("a.csv", _ROW, {"column": "x" * 300}, 422, "column"),
+        ("\u202e\x1b[31m.csv", b"id\nabc\n", {}, 422, "reference"),
+    ],
+)
+def test_an_export_that_cannot_be_used_is_refused_and_freezes_nothing(
+    client: TestClient,
+    db: Database,
+    questions: list[Any],
+    name: str,
+    content: bytes,
+    form: dict[str, str],
+    status: int,
+    text: str,
+) -> None:
+    """Over HTTP and on the page of the console, which has other names for the fields."""
+    answer = client.post("/v1/imports", files={"file": (name, content)}, data=_FORM | form)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
+    assert text in answer.json()["detail"]
+    typed = {"column": "reference", "result_kind": "none", "match_by": "", "workflow": ""} | form
+    if not {"external_id", "result_column", "no_result"} & set(form):
+        shown = client.post("/import", files={"export": (name, content)}, data=typed, headers={"Accept": "text/html"})
+        assert shown.status_code == status, shown.text
+        assert "\u202e" not in shown.text
+        assert "\x1b" not in shown.text
+        assert f'value="{typed["column"]}"' in shown.text, "what was typed stays"
+    assert rows(db, "SELECT * FROM pipeline.bulk_previews") == []
+    assert statuses(db) == ["indeterminate"] * 3
+
+
+def test_an_import_needs_a_file_a_reason_the_count_and_an_operator_of_the_workflow(
+    client_of: ClientOf, db: Database, questions: list[Any]
+) -> None:
+    client, files = client_of(), {"file": ("export.csv", f"reference\n{questions[0].idempotency_key}\n")}
+    assert client.post("/v1/imports", data=_FORM).status_code == 422
+    assert client.post("/v1/imports", json=_FORM).status_code == 422
+    viewer = client_of(Person(name="vic", is_ambient=False))
+    assert viewer.post("/v1/imports", files=files, data=_FORM).status_code == 403
+    stranger = client_of(Person(name="eve", role=Role.OPERATOR, workflows=frozenset({"mail"}), is_ambient=False))
+    made = stranger.post("/v1/imports", files=files, data=_FORM)
+    assert (made.status_code, made.json().get("count", 0)) in ((422, 0), (201, 0)), "billing is out of its scope"
+    made = client.post("/v1/imports", files=files, data=_FORM | {"unchecked": "true"}).json()
+    path = f"/v1/imports/{made['id']}/commit"
+    given = {"count": 1, "reason": "the provider's export"}
+    refused = [
+        (client.post(path, json={**given, "count": 2}), 409),
+        (client.post(path, json={**given, "reason": ""}), 422),
+        (client.post(path, json={**given, "by": "root"}), 422),
+        (viewer.post(path, json=given), 403),
+        (stranger.post(path, json=given), 404),
+        (client.post(f"/v1/imports/{UUID(int=7)}/commit", json=given), 404),
+    ]
+    assert [(answer.status_code, status) for answer, status in refused if answer.status_code != status] == []
+    assert statuses(db) == ["indeterminate"] * 3
+    assert client.post(path, json=given).status_code == 202
+    assert client.post(path, json=given).status_code == 409, "only once"
+    assert statuses(db) == ["applied", "indeterminate", "indeterminate"]
