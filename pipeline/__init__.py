@@ -15,8 +15,6 @@ if TYPE_CHECKING:
         DatabaseClient,
         EventInput,
         Receipt,
-        RefusedError,
-        UnavailableError,
         publish,
     )
     from pipeline.connectors import (
@@ -44,8 +42,10 @@ if TYPE_CHECKING:
         PayloadError,
         PhaseViolationError,
         PipelineError,
+        RefusedError,
         TamperedError,
         TransientError,
+        UnavailableError,
     )
     from pipeline.domain.policies import (
         Backoff,
@@ -64,14 +64,15 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "pipeline.client": "BrokerClient DatabaseClient EventInput Receipt RefusedError UnavailableError publish",
+            "pipeline.client": "BrokerClient DatabaseClient EventInput Receipt publish",
             "pipeline.connectors": (
                 "Applied Call Connector ErrorMeaning ErrorReading Grade NotFound Retry Verdict mutation read"
             ),
             "pipeline.domain.codec": "Codec",
             "pipeline.domain.errors": (
                 "AuthError EventError HandlerError InvalidInputError LogicError MissingKeyError NotFoundError "
-                "PayloadError PhaseViolationError PipelineError TamperedError TransientError"
+                "PayloadError PhaseViolationError PipelineError RefusedError TamperedError TransientError "
+                "UnavailableError"
             ),
             "pipeline.domain.policies": (
                 "Backoff BreakerPolicy FailurePolicy MutationRetryPolicy ReconcilePolicy Retention WakePolicy"

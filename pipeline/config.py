@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
@@ -66,6 +65,8 @@ _EXPECTED = {  #: what a field expects, by pydantic's type of error
 
 def package_version() -> str:
     """Return the version that is installed."""
+    from importlib import metadata  # slow to import: it loads `email`
+
     return metadata.version(DISTRIBUTION)
 
 

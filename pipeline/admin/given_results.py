@@ -6,26 +6,26 @@ operation before anything is written. Only to fetch a result by an external id n
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.domain.operations import DeclaredResult, OperationSpec, result_options
 from pipeline.domain.payloads import checked_name, json_copy
 from pipeline.domain.reconciliation import NotFound
 from pipeline.domain.values import DEFAULT_LIMITS
 from pipeline.store.schema import MutationRow
-from pipeline.transitions import payload_schemas
-from pipeline.worker import calls, outcomes
+
+if TYPE_CHECKING:
+    from pipeline.connectors.sdk import Connector, Operation
 
 
 class Operations(Protocol):
     """Find the code of operations, which fetches results."""
 
     @property
-    def connectors(self) -> Mapping[str, Connector]: ...
+    def connectors(self) -> "Mapping[str, Connector]": ...
 
-    def operation(self, connector: str, operation: str) -> Operation[Any] | None: ...
+    def operation(self, connector: str, operation: str) -> "Operation[Any] | None": ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,20 @@ def _check(declared: DeclaredResult | None, row: MutationRow, value: Any, name: 
         )
     if declared.schema is None:
         return
+    from pipeline.transitions import payload_schemas
+
     try:
         payload_schemas.check_result(declared.schema, value, what=f"result of mutation {row.id}", operation=name)
     except PayloadError as error:
         raise InvalidInputError(f"{error} Give it with {result_options(declared)}") from None
 
 
-def _fetched_result(connector: Connector, operation: Operation[Any], row: MutationRow, external_id: str) -> Any:
+def _fetched_result(connector: "Connector", operation: "Operation[Any]", row: MutationRow, external_id: str) -> Any:
     """Fetch a result by the outside system's id, within the time of one reconcile attempt."""
+    from pipeline.connectors.sdk import Call  # this and what follows is the worker's: few commands need it
+    from pipeline.transitions import payload_schemas
+    from pipeline.worker import calls, outcomes
+
     name = f"{row.connector}.{row.operation}"
     function = operation.fetch_function
     if function is None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from uuid import UUID
 
-from pipeline.connectors.sdk import Grade
 from pipeline.domain.errors import InvalidInputError, NotFoundError
-from pipeline.domain.operations import OperationSpec
+from pipeline.domain.operations import Grade, OperationSpec
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger

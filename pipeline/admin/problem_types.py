@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from pipeline.client import RefusedError, UnavailableError
 from pipeline.config import EXIT_DATABASE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNSAFE, EXIT_USAGE, SettingsError
 from pipeline.domain.errors import (
     ClaimedNameError,
@@ -22,12 +21,14 @@ from pipeline.domain.errors import (
     PayloadError,
     PipelineError,
     QuietPeriodError,
+    RefusedError,
     ReservationError,
     SchemaVersionError,
     SecondApprovalError,
     StaleWriteError,
     StateChangedError,
     TamperedError,
+    UnavailableError,
     UnresolvedError,
 )
 from pipeline.store.database import is_full

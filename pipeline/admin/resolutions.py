@@ -19,7 +19,6 @@ from uuid import UUID
 from pipeline.admin import advice, given_results
 from pipeline.admin.given_results import GivenResult, Operations
 from pipeline.admin.operations import RegisteredOperation, operations_by_name
-from pipeline.connectors.sdk import Grade
 from pipeline.domain.acts import ProposedAct, state_changes, state_token
 from pipeline.domain.codec import is_sealed, opened
 from pipeline.domain.errors import (
@@ -29,7 +28,7 @@ from pipeline.domain.errors import (
     SecondApprovalError,
     StateChangedError,
 )
-from pipeline.domain.operations import DeclaredResult
+from pipeline.domain.operations import DeclaredResult, Grade
 from pipeline.domain.redaction import BY_NAME
 from pipeline.domain.states import MutationId, MutationStatus
 from pipeline.domain.values import Actor

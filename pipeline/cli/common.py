@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from pipeline.background.messages import DispatchMessage
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.states import PhaseTask
@@ -19,7 +18,10 @@ from pipeline.domain.values import Actor
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.text import visible_text
-from pipeline.workflows.registry import Registry
+
+if TYPE_CHECKING:
+    from pipeline.background.messages import DispatchMessage
+    from pipeline.workflows.registry import Registry
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why. Kept in the audit. Required.")]
@@ -40,8 +42,10 @@ def load_settings() -> Settings:
     return settings
 
 
-def load_registry() -> Registry:
+def load_registry() -> "Registry":
     """Load the workflows of PIPELINE_WORKFLOWS or of PIPELINE_APP, as a worker does."""
+    from pipeline.workflows.registry import Registry  # with all that authors use; few commands need it
+
     return Registry.load(load_settings().workflows)
 
 
@@ -92,9 +96,11 @@ class WakeUps:
 
     def dispatch_runs(self, run_ids: Sequence[UUID]) -> None:
         """Notify a worker that the requests of these runs may be sent."""
+        from pipeline.background.messages import DispatchMessage
+
         self.dispatch([DispatchMessage(task=PhaseTask.MUTATE, run_ids=tuple(map(str, run_ids)))])
 
-    def dispatch(self, messages: Iterable[DispatchMessage]) -> None:
+    def dispatch(self, messages: "Iterable[DispatchMessage]") -> None:
         """Notify workers that runs may continue."""
         from pipeline.tasks import messages as tasks_messages
 

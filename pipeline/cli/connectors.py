@@ -25,9 +25,8 @@ from pipeline.admin.operations import (
 from pipeline.admin.plan import PlannedRun, Planner, request_counts
 from pipeline.cli import common, tables
 from pipeline.config import Settings
-from pipeline.connectors.sdk import Grade
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError, quantity
-from pipeline.domain.operations import OperationSpec
+from pipeline.domain.operations import Grade, OperationSpec
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
 from pipeline.workflows.registry import Registry, operation_specs

@@ -16,9 +16,8 @@ import typer
 from pipeline.admin.dead_letters import DeadLetter
 from pipeline.cli import common, tables
 from pipeline.cli.commands import CommandGroup
-from pipeline.client import UnavailableError
 from pipeline.config import EXIT_ATTENTION, EXIT_RESTART
-from pipeline.domain.errors import InvalidInputError, quantity
+from pipeline.domain.errors import InvalidInputError, UnavailableError, quantity
 
 EXIT_NOT_ALL_DONE = 1
 _MAX_PRINTED = 3  #: message ids in a table

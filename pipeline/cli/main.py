@@ -9,7 +9,6 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from importlib.metadata import version
 from platform import python_version
 from typing import Annotated, Any, NamedTuple, TextIO, cast
 
@@ -231,6 +230,8 @@ def _refuse_call() -> None:
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
+        from importlib.metadata import version  # slow to import: it loads `email`
+
         typer.echo(f"pipeline {package_version()}, Celery {version('celery')}, Python {python_version()}")
         raise typer.Exit
 

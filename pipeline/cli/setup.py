@@ -1,5 +1,6 @@
 """Set a command up and run it: settings, database, log and traces. An expected error is a sentence and an exit code."""
 
+import gc
 import logging
 import os
 import sys
@@ -34,6 +35,7 @@ _LOGGING_COMMANDS = frozenset({"api", "bench", "chaos", "consume", "dev", "inges
 def run(app: typer.Typer, arguments: Sequence[str]) -> None:
     """Run a command; turn an expected error into a sentence and an exit code."""
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    gc.enable()  # off while the command was imported
     try:
         app(args=[*arguments], prog_name="pipeline")
     except (DBAPIError, SettingsError, PipelineError) as error:

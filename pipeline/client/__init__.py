@@ -7,11 +7,10 @@ from pipeline.client.publishing import (
     DatabaseClient,
     EventInput,
     Receipt,
-    RefusedError,
-    UnavailableError,
     publish,
 )
 from pipeline.config import database_url_of
+from pipeline.domain.errors import RefusedError, UnavailableError
 from pipeline.domain.values import Limits
 
 __all__ = [

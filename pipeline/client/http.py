@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.client.publishing import EventInputs, Receipt, RefusedError, UnavailableError, serialize_events
-from pipeline.domain.errors import InvalidInputError
+from pipeline.client.publishing import EventInputs, Receipt, serialize_events
+from pipeline.domain.errors import InvalidInputError, RefusedError, UnavailableError
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 from pipeline.telemetry import spans
 

@@ -30,7 +30,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from pipeline.config import QUEUE_PREFIX, database_url_of
 from pipeline.consumer_engine.bounded import StepRunner, TimedOutError
 from pipeline.domain.codec import Codec, seal
-from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.errors import InvalidInputError, RefusedError, UnavailableError
 from pipeline.domain.payloads import json_payload
 from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
@@ -196,14 +196,6 @@ WAKE_UP_TIMEOUT = timedelta(seconds=5)
 _WAITING = "pipeline.waiting"  #: where a session keeps what it wakes after its commit
 _UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
 EventInputs = Sequence[EventInput | Mapping[str, Any]]
-
-
-class UnavailableError(PipelineError):
-    """The database or the broker cannot be reached. Trying again is safe: a message id counts once."""
-
-
-class RefusedError(PipelineError):
-    """The database refuses the events. Trying again does not help."""
 
 
 @contextmanager

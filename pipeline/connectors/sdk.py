@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
-from enum import StrEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
@@ -36,7 +35,7 @@ from pipeline.connectors.declaration_checks import (
 from pipeline.connectors.error_table import bounded_pause, read_error
 from pipeline.connectors.secrets import secret_values
 from pipeline.domain.errors import InvalidInputError, LogicError
-from pipeline.domain.operations import four_eyes_value, headline
+from pipeline.domain.operations import Grade, four_eyes_value, headline
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.domain.redaction import HIDDEN, Redaction
@@ -74,27 +73,6 @@ class Call:
     def cost(self) -> Decimal | None:
         """What was reported so far; None if nothing. Raises ``LogicError`` if an amount is not a cost."""
         return total_cost([checked_cost(amount) for amount in self._costs])
-
-
-class Grade(StrEnum):
-    """How well the outcome of an operation can be known.
-
-    A key belongs to one request for the same inputs. If the outside system honours keys, all requests with one key
-    have one effect. So with grades A and C it is safe to repeat a mutation that may have happened, for as long as the
-    outside system keeps the key. With grades B and D it is not.
-    """
-
-    A = "A"  #: the connector can reconcile, and the key is honoured
-    B = "B"  #: the connector can reconcile
-    C = "C"  #: the key is honoured; an operator resolves unknown outcomes
-    D = "D"  #: an operator resolves unknown outcomes
-
-    @classmethod
-    def of(cls, *, keyed: bool, can_reconcile: bool) -> "Grade":
-        """Return the grade of an operation."""
-        return {(True, True): cls.A, (False, True): cls.B, (True, False): cls.C, (False, False): cls.D}[
-            keyed, can_reconcile
-        ]
 
 
 @dataclass(slots=True)

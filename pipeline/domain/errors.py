@@ -15,6 +15,8 @@ PipelineError
 ├── OutdatedCodeError           older code would replace a state that newer code merges
 ├── SchemaVersionError          the database does not have the tables this version expects
 │   └── UnsupportedSchemaError  no migration leads from this database to this version
+├── UnavailableError            the database or the broker cannot be reached by a publisher
+├── RefusedError                the database refuses the events of a publisher
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
     │   ├── PhaseViolationError  a handler did what its phase must not do
@@ -201,6 +203,14 @@ class UnsupportedSchemaError(SchemaVersionError):
             f"The {state}; expected an empty schema or version {expected} or later: create a new database, or drop "
             f"this schema with all its data, and run `pipeline db upgrade` again.",
         )
+
+
+class UnavailableError(PipelineError):
+    """The database or the broker cannot be reached. Trying again is safe: a message id counts once."""
+
+
+class RefusedError(PipelineError):
+    """The database refuses the events. Trying again does not help."""
 
 
 class HandlerError(PipelineError):

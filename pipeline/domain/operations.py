@@ -21,6 +21,27 @@ from pipeline.domain.redaction import Redaction
 _MAX_DEPTH = 4  #: of objects inside objects that a template shows
 
 
+class Grade(StrEnum):
+    """How well the outcome of an operation can be known.
+
+    A key belongs to one request for the same inputs. If the outside system honours keys, all requests with one key
+    have one effect. So with grades A and C it is safe to repeat a mutation that may have happened, for as long as the
+    outside system keeps the key. With grades B and D it is not.
+    """
+
+    A = "A"  #: the connector can reconcile, and the key is honoured
+    B = "B"  #: the connector can reconcile
+    C = "C"  #: the key is honoured; an operator resolves unknown outcomes
+    D = "D"  #: an operator resolves unknown outcomes
+
+    @classmethod
+    def of(cls, *, keyed: bool, can_reconcile: bool) -> "Grade":
+        """Return the grade of an operation."""
+        return {(True, True): cls.A, (False, True): cls.B, (True, False): cls.C, (False, False): cls.D}[
+            keyed, can_reconcile
+        ]
+
+
 class ResultForm(StrEnum):
     """How an operator gives the result of a mutation that happened."""
 

@@ -20,8 +20,9 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from pipeline.connectors import event_loop
-from pipeline.connectors.sdk import Call, Connector, Grade, Operation
+from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.operations import Grade
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Verdict
 from pipeline.testing.fault_proxy import Fault, FaultyProxy
 

@@ -20,12 +20,10 @@ from pipeline.client.publishing import (
     BrokerClient,
     DatabaseClient,
     Receipt,
-    RefusedError,
-    UnavailableError,
     WakeUpSender,
     publish,
 )
-from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError, RefusedError, UnavailableError
 from pipeline.domain.values import Limits
 from pipeline.embedded import servers
 from pipeline.store import database as store

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from pipeline.connectors import Call, Grade
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Mailbox, MailMessage, Smtp, Tls, encode_message
-from pipeline.connectors.sdk import Call, Grade
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors import mail_servers as servers

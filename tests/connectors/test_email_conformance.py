@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline.connectors.sdk import Grade
+from pipeline.connectors import Grade
 from pipeline.testing import Case, FaultyProxy, Subject, is_complete_lines
 from tests.connectors.mail_servers import (
     HOST,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from pipeline.connectors import Call, Grade
 from pipeline.connectors.gmail import Gmail
-from pipeline.connectors.sdk import Call, Grade
 from pipeline.consumer_engine.bounded import call_and_await
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
+from pipeline.connectors import Grade
 from pipeline.connectors.gmail import Gmail
-from pipeline.connectors.sdk import Grade
 from pipeline.testing import FaultyProxy, Subject, is_complete_http_request
 from tests.connectors.fake_gmail import TOKEN, StandIn, stand_in
 from tests.support.conformance_retries import patient

@@ -12,8 +12,9 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from pipeline.connectors import Call, Grade
 from pipeline.connectors.http import Http, UnclearResponseError, delete, get, patch, post, put
-from pipeline.connectors.sdk import Call, Grade, Operation
+from pipeline.connectors.sdk import Operation
 from pipeline.domain.errors import AuthError, LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, Retry
 from tests.connectors import http_server as server

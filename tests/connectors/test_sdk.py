@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, computed_field, field_validator
 
 from pipeline import Applied, Call, Connector, LogicError, Verdict, mutation, read
-from pipeline.connectors.sdk import Grade
+from pipeline.connectors import Grade
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from pipeline.connectors.sdk import Call, Grade
+from pipeline.connectors import Call, Grade
 from pipeline.domain.errors import LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors.http_server import ask, call, do, with_time

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.connectors.sdk import Call, Grade
+from pipeline.connectors import Call, Grade
 from pipeline.connectors.sql import Sql, transaction
 from pipeline.embedded.servers import Servers
 from pipeline.testing import CASES, Case, CaseResult, FaultyProxy, Subject, is_complete_postgres_messages

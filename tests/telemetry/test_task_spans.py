@@ -9,7 +9,7 @@ from celery.app.trace import build_tracer
 from opentelemetry import trace
 
 from pipeline.background.messages import DispatchMessage
-from pipeline.client.publishing import BrokerClient, UnavailableError
+from pipeline.client import BrokerClient, UnavailableError
 from pipeline.domain.states import PhaseTask
 from pipeline.tasks import messages, telemetry
 from pipeline.telemetry import spans, spans_export

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.connectors.sdk import Call, Connector, Grade
+from pipeline.connectors import Call, Connector, Grade
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.testing import CASES, Case, FaultyProxy, Subject, check_case, conformance

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from pipeline import Workflow
 from pipeline.background import rescuer
-from pipeline.client.publishing import DatabaseClient, UnavailableError
+from pipeline.client import DatabaseClient, UnavailableError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.values import NewEvent
 from pipeline.store import migrate
