@@ -14,10 +14,8 @@ import inspect
 import logging
 import os
 import sys
-import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,11 +37,10 @@ from pipeline.domain.errors import InvalidInputError, PipelineError, quantity
 from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.telemetry import spans_export
 from pipeline.worker import liveness
-from pipeline.workflows.registry import add_current_folder_to_path
+from pipeline.workflows.registry import add_current_folder_to_path, fault_site
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
 _STALLED_AFTER = 300.0  #: seconds
-_PACKAGE, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 
 Task = ConsumerMixin | AsyncConsumerMixin
 
@@ -139,8 +136,7 @@ def _import_task(name: str, module: str, attribute: str) -> Any:
                 f"{module} needs {error.name}, which is not there{_location(error)}. Install it, or correct the line"
             )
     except SyntaxError as error:
-        where = f"{Path(error.filename or module).name}:{error.lineno}"
-        problem = f"{error.msg} ({where}). Correct the line"
+        problem = f"{error.msg}{_location(error)}. Correct the line"
     except AttributeError as error:
         problem = f"{error}{_location(error)}. Check its spelling"
     except PipelineError as error:
@@ -176,14 +172,8 @@ def _own_error(what: str, error: PipelineError) -> Exception:
 
 
 def _location(error: BaseException) -> str:
-    """Return the last line of user code that an error came through."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_user_code(Path(each.filename))]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-
-
-def _is_user_code(file: Path) -> bool:
-    is_standard = file.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in file.parts
-    return not (is_standard or file.is_relative_to(_PACKAGE) or str(file).startswith("<frozen"))
+    site = fault_site(error)
+    return f" ({site})" if site else ""
 
 
 def _effective_policy(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:

@@ -204,7 +204,9 @@ def client_errors() -> Iterator[None]:
     try:
         yield
     except (TimedOutError, TimeoutError) as error:
-        raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
+        raise UnavailableError(
+            f"The database did not answer in time, which `timeout=` of the client sets. {_UNKNOWN}"
+        ) from error
     except PoolTimeoutError as error:
         raise UnavailableError("Every connection of the pool is taken. Nothing was published.") from error
     except OSError as error:

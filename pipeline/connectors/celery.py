@@ -87,6 +87,9 @@ class Tasks(Connector):
 
         The payload of the event holds the arguments. The task itself is returned unchanged.
         """
+        if not hasattr(workflow, "effect"):
+            problem = f"@tasks.durable was given {workflow!r}; expected a workflow: @tasks.durable(workflow)."
+            raise InvalidInputError(problem)
 
         def declare(task: T) -> T:
             self.add(task, **options)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args, overload
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -237,18 +237,51 @@ class Operation(Generic[F]):
         try:
             return self.model.model_validate(dict(params))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
+            found = error.errors(include_url=False, include_input=False)
+            first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])  # a misspelt name
             place = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "missing":
+                raise LogicError(f"{self.name} was not given {place}, which has no default") from None
             known = ", ".join(self.parameters) or "none"
             raise LogicError(f"{self.name} was given a wrong {place}: {first['msg']}; it takes: {known}") from None
 
 
-def read(function: F) -> Operation[F]:
-    """Mark a method that only reads."""
-    return Operation(function=function, is_mutation=False)
+@overload
+def read(function: F, /) -> Operation[F]: ...
+@overload
+def read() -> Callable[[F], Operation[F]]: ...
+def read(function: Any = None, /) -> Any:
+    """Mark a method that only reads. ``@read`` and ``@read()`` are the same."""
+
+    def mark(function: F) -> Operation[F]:
+        return Operation(function=_marked(function, "read"), is_mutation=False)
+
+    return mark if function is None else mark(function)
 
 
+@overload
+def mutation(
+    *,
+    timeout: timedelta = ...,
+    settle: timedelta = ...,
+    keyed: bool = ...,
+    key_lifetime: timedelta | None = ...,
+    policy: ReconcilePolicy | None = ...,
+    retry: MutationRetryPolicy | None = ...,
+    breaker: BreakerPolicy | None = ...,
+    redact: Collection[str] = ...,
+    shown: Collection[str] = ...,
+    shows: str = ...,
+    look_up: str = ...,
+    value: str = ...,
+    four_eyes_above: Decimal | int | None = ...,
+    errors: Callable[[BaseException], ErrorReading | None] | None = ...,
+) -> Callable[[F], Operation[F]]: ...
+@overload
+def mutation(function: F, /) -> Operation[F]: ...
 def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by name
+    function: Any = None,
+    /,
     *,
     timeout: timedelta = timedelta(seconds=30),
     settle: timedelta = timedelta(minutes=1),
@@ -264,8 +297,8 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     value: str = "",
     four_eyes_above: Decimal | int | None = None,
     errors: Callable[[BaseException], ErrorReading | None] | None = None,
-) -> Callable[[F], Operation[F]]:
-    """Mark a method that changes the outside system.
+) -> Any:
+    """Mark a method that changes the outside system. ``@mutation`` is ``@mutation()``: every option has its default.
 
     - ``timeout`` bounds one call.
     - ``settle`` is how long a change may take to become visible. Until then, not finding it proves nothing. Zero is
@@ -284,7 +317,7 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
 
     def mark(function: F) -> Operation[F]:
         return Operation(
-            function=function,
+            function=_marked(function, "mutation"),
             is_mutation=True,
             timeout=timeout,
             settle=settle,
@@ -302,7 +335,14 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
             errors=errors,
         )
 
-    return mark
+    return mark if function is None else mark(function)
+
+
+def _marked(function: F, decorator: str) -> F:
+    """Return the method that a decorator marks; refuse anything else, such as an option without its name."""
+    if not callable(function) or isinstance(function, type):
+        raise InvalidInputError(f"@{decorator} was given {function!r}; expected a method, or options by their names.")
+    return function
 
 
 class Connector:

@@ -310,7 +310,10 @@ def _limit(spec: StepSpec, subject: StepTarget, now: float) -> tuple[float | Non
 def _failure(spec: StepSpec, subject: StepTarget, ended: CallResult, limit: float | None) -> TransactionException:
     if ended.error is not None:
         return as_transaction_exception(ended.error, subject.transaction_id)
-    message = f"{spec.step} did not return within {limit:.3g} s; it was abandoned"
+    option = (
+        f"timeout of the retry of {spec.step}" if limit == spec.retry.timeout else "transaction_timeout of the loop"
+    )
+    message = f"{spec.step} did not return within {limit:.3g} s ({option}); it was abandoned"
     return TransactionException(message, ExceptionType.TIMEOUT, subject.transaction_id)
 
 

@@ -92,6 +92,7 @@ class StepCall:
     limit: float  #: seconds
     what: str
     on_end: Callable[[], None]  #: called once, when the call has ended or is abandoned
+    option: str = ""  #: what sets the limit, for the message
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     value: Any = None
     error: BaseException | None = None
@@ -130,7 +131,7 @@ class StepSeries(Job):
                 return None
             self._is_abandoned = True
             call = self.calls[self.count]
-            call.end(None, timeout_error(call.what, call.limit), call.limit)
+            call.end(None, timeout_error(call.what, call.limit, call.option), call.limit)
             return call
 
     def stop(self) -> None:
@@ -184,15 +185,15 @@ class StepRunner:
     def __init__(self) -> None:
         self._thread: _StepThread | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
+    def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str, option: str = "") -> Any:
         """Return the awaited value of the function, or raise its error or a timeout."""
-        value, error = self.attempt(function, *args, limit=limit, what=what)
+        value, error = self.attempt(function, *args, limit=limit, what=what, option=option)
         if error is not None:
             raise error
         return value
 
     def attempt(
-        self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str
+        self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str, option: str = ""
     ) -> tuple[Any, BaseException | None]:
         """Return the value of the function, or the error that it ended with.
 
@@ -200,7 +201,9 @@ class StepRunner:
         ``function``.
         """
         ended = self.run_bounded(function, args, limit=limit.total_seconds())
-        return ended.value, timeout_error(what, limit.total_seconds()) if ended.is_timed_out else ended.error
+        if ended.is_timed_out:
+            return ended.value, timeout_error(what, limit.total_seconds(), option)
+        return ended.value, ended.error
 
     def run_bounded(
         self,
@@ -272,9 +275,9 @@ class StepRunner:
     __del__ = close  # without close(), no thread leaks
 
 
-def timeout_error(what: str, limit: float) -> TimedOutError:
-    """Return the error of a step that was abandoned."""
-    return TimedOutError(f"{what} did not return within {limit:g} s; it was abandoned")
+def timeout_error(what: str, limit: float, option: str = "") -> TimedOutError:
+    """Return the error of a step that was abandoned. The option is what sets its limit."""
+    return TimedOutError(f"{what} did not return within {limit:g} s{option and f' ({option})'}; it was abandoned")
 
 
 def call_and_await(

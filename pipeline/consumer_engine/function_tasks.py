@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Process = Callable[[Transaction], Any]
@@ -101,10 +102,24 @@ def consume(
     those of `ConsumerPolicy.of`; with ``policy``, they are not used. The task is a `ConsumerMixin`, or an
     `AsyncConsumerMixin` if the function is ``async def``.
     """
+    if inspect.isfunction(source) and _takes_arguments(source):
+        raise InvalidInputError(
+            f"@consume was given the function {source.__qualname__}, which takes arguments; expected a source, or a "
+            "function without arguments that builds one: @consume(source)."
+        )
     chosen = policy or ConsumerPolicy.of(
         batch=batch, concurrency=concurrency, attempts=attempts, timeout=timeout, **more
     )
     return _Decorator(source, chosen)
+
+
+def _takes_arguments(function: Callable[..., Any]) -> bool:
+    """Return whether a function cannot be called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _is_source(source: Any) -> bool:

@@ -593,7 +593,7 @@ def _loop_timeout_error(loop: Loop) -> ConsumerLoopTimeoutException:
     timeout, report = loop.setup.policy.loop.timeout, loop.report
     message = f"{loop.context.observer.task} was not done within {timeout:g} s, the timeout of its loop"
     return ConsumerLoopTimeoutException(
-        f"{message}; {_counts_text(report)}. Give it more time, or fewer items.", report
+        f"{message}; {_counts_text(report)}. Raise `timeout` of its loop policy, or lower `limit`.", report
     )
 
 

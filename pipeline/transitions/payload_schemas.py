@@ -119,6 +119,9 @@ def _check(validator: Any, payload: Any, what: str, declared_by: str) -> None:
 
         problem = best_match(validator.iter_errors(payload))
         assert problem is not None
+        if problem.validator == "required":
+            missing = next(name for name in problem.validator_value if name not in problem.instance)
+            raise PayloadError(what, f"{problem.json_path}.{missing} is missing", f"it, as {declared_by} declares")
         rule = f"{problem.validator} {json.dumps(problem.validator_value)[:120]}"
         raise PayloadError(what, f"{problem.json_path} does not fit", f"{rule}, as {declared_by} declares")
 

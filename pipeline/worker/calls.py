@@ -19,7 +19,7 @@ from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunF
 from pipeline.store.rows import SentMutationRow
 from pipeline.telemetry import metrics, spans
 from pipeline.transitions.breakers import OperationName
-from pipeline.worker.outcomes import reported_cost, storable_result, verdict_label
+from pipeline.worker.outcomes import RECONCILE_OPTION, reported_cost, storable_result, verdict_label
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +78,9 @@ def call_within(ask: Callable[[], Any], call: Call, limit: timedelta, what: str)
     """Ask the outside system something, for a limited time. Its error is returned, whatever it is."""
     steps = StepRunner()
     try:
-        value = steps.run(lambda: event_loop.await_result(ask(), limit), limit=limit, what=what)
+        value = steps.run(
+            lambda: event_loop.await_result(ask(), limit), limit=limit, what=what, option=RECONCILE_OPTION
+        )
         return FinishedCall(call.idempotency_key, value=value)
     except BaseException as error:  # noqa: BLE001 - a question that fails is not answered, whatever it raised
         return FinishedCall(call.idempotency_key, error=error)

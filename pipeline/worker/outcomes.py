@@ -29,6 +29,8 @@ from pipeline.domain.values import Limits
 
 log = logging.getLogger(__name__)
 
+#: What sets the limit of a reconcile attempt, and of a fetch.
+RECONCILE_OPTION = "immediate_timeout of the ReconcilePolicy"
 _UNKNOWN_READING = ErrorReading(meaning=ErrorMeaning.UNKNOWN)
 _VERDICT_LABELS: dict[type, str] = {Applied: "applied", NotFound: "not found", Retry: "retry"}
 
@@ -52,6 +54,8 @@ def call_end(
     try:
         reading = _UNKNOWN_READING if is_overdue else operation.reading(error)
         reason = error_message(connector, operation, params, error)
+        if is_overdue:
+            reason += f" (timeout of the mutation, {operation.timeout.total_seconds():g} s)"
         if is_private and not is_overdue:
             reason = private_text(type(error).__qualname__)
     except Exception as unread:
@@ -74,6 +78,8 @@ def reconcile_end(
     try:
         if finished.error is not None:
             reason = error_message(connector, operation, params, finished.error)
+            if isinstance(finished.error, TimedOutError) and RECONCILE_OPTION not in reason:
+                reason += f" ({RECONCILE_OPTION})"
             reason = private_text(type(finished.error).__qualname__) if is_private else reason
         else:
             verdict = finished.value

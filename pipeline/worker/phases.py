@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PendingEvent = OfferedEvent | PendingEventRow
+_LIMIT_OPTION = "PIPELINE_STEP_TIME_LIMIT"
 _MAX_FRAMES = 8_000  #: characters of a traceback that a run keeps
 
 _RESULT_STATUSES = {
@@ -167,7 +168,9 @@ class Phases:
         """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
         if consumer.merge is None:
             return None
-        return functools.partial(self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge")
+        return functools.partial(
+            self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge", option=_LIMIT_OPTION
+        )
 
     def produce(self, run: ClaimedRunRow, slot: datetime) -> HandlerCall[RunOutput]:
         """Ask a producer for events."""
@@ -228,7 +231,9 @@ class Phases:
         token = CURRENT_CONTEXT.set(context)
         try:
             limit = self.step_limit.total_seconds()
-            return StepCall(function, (context, *args), limit=limit, what=what, on_end=context.close)
+            return StepCall(
+                function, (context, *args), limit=limit, what=what, on_end=context.close, option=_LIMIT_OPTION
+            )
         finally:
             CURRENT_CONTEXT.reset(token)
 

@@ -10,6 +10,8 @@ import importlib
 import inspect
 import json
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -151,18 +153,43 @@ def add_current_folder_to_path() -> None:
 def _import_module(source: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except PipelineError:
+    except DeclarationError:  # it names its place
         raise
     except (Exception, SystemExit) as error:
+        kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         missing = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
         hint = (
             "Expected a module on the worker's Python path or in its current folder."
             if missing
-            else "The fault is inside that module."
+            else f"The fault is at {fault_site(error) or name}; correct it, and start again."
         )
         raise InvalidInputError(
-            f"{source} names {name!r}, which cannot be imported: {type(error).__name__}: {error}. {hint}"
+            f"{source} names {name!r}, which cannot be imported: {kind}{str(error).rstrip('.')}. {hint}"
         ) from error
+
+
+def fault_site(error: BaseException) -> str:
+    """Return file and line of the user's code that raised an error; empty if no line of it is known.
+
+    It is the last line outside the standard library, installed packages and Pipeline. If there is none, that of an
+    installed package.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_path_on_import_path(error.filename)}:{error.lineno}"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_user_code(Path(each.filename))]
+    own = [each for each in frames if not _INSTALLED & set(Path(each.filename).parts)] or frames
+    return f"{_path_on_import_path(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def _is_user_code(file: Path) -> bool:
+    is_standard = file.is_relative_to(_STANDARD_LIBRARY) and not _INSTALLED & set(file.parts)
+    return not (is_standard or file.is_relative_to(_PACKAGE) or str(file).startswith("<"))
+
+
+def _path_on_import_path(file: str) -> str:
+    """Return the path of a file below its folder of the import path: `shop/mail.py` for the module `shop.mail`."""
+    folders = [folder for folder in map(Path, sys.path) if folder.is_absolute() and Path(file).is_relative_to(folder)]
+    return str(Path(file).relative_to(max(folders, key=lambda each: len(each.parts)))) if folders else file
 
 
 def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> WorkflowSpec:
@@ -267,6 +294,7 @@ def _refuse_unused(workflow: Workflow) -> None:
 
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+_PACKAGE, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 _OURS = __name__.partition(".")[0]
 
 

@@ -74,3 +74,12 @@ def test_a_workflow_module_that_cannot_be_imported_is_refused(refusal: Refusal, 
     (tmp_path / "broken_module.py").write_text(f"{statement}\n")
     code, said = refusal(tmp_path / "log", PIPELINE_WORKFLOWS="broken_module", PYTHONPATH=str(tmp_path))
     assert (code, "broken_module" in said) == (EXIT_UNSAFE, True), said
+
+
+def test_a_fault_in_an_imported_module_of_a_workflow_is_named_with_its_line(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "broken_shop.py").write_text("import broken_mail\n")
+    (tmp_path / "broken_mail.py").write_text("server = 'x'\nport = sever\n")
+    code, said = refusal(tmp_path / "log", PIPELINE_WORKFLOWS="broken_shop", PYTHONPATH=str(tmp_path))
+    assert (code, "Traceback" in said) == (EXIT_UNSAFE, False), said
+    assert "NameError: name 'sever' is not defined" in said
+    assert "The fault is at broken_mail.py:2; correct it, and start again." in said

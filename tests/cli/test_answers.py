@@ -190,7 +190,7 @@ def test_an_export_needs_the_place_of_the_results_and_checks_each(
     assert "A row has no column 'nowhere' for its result" in missing.err
     preview = pipeline(*given, "--result-column", "full")
     assert preview.out.count("would be refused") == 1
-    assert "$ does not fit; expected required" in preview.out
+    assert "is missing; expected it, as" in preview.out
     done = pipeline(*given, "--result-column", "full", "--yes")
     assert (done.code, "1 resolved, 1 refused" in done.out) == (1, True)
     assert {each["operation"] for each in pipeline("mutations", "--json").json} == {"refund", "void"}

@@ -114,6 +114,11 @@ def test_the_grade_of_a_task_is_what_it_declares() -> None:
     ]
 
 
+def test_a_bare_durable_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InvalidInputError, match=r"expected a workflow: @tasks\.durable\(workflow\)"):
+        Tasks().durable(print)
+
+
 def test_a_task_that_cannot_be_a_mutation_is_refused_with_a_sentence() -> None:
     app, tasks = a_shop(), Tasks("legacy")
 

@@ -88,9 +88,10 @@ def test_parameters_are_stored_as_json_and_read_back_with_their_types() -> None:
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        ({"order": "o1"}, "a wrong cents: Field required; it takes: order, cents, card, at, fee, to"),
+        ({"order": "o1"}, "charge was not given cents, which has no default"),
         ({"order": "o1", "cents": "many"}, "a wrong cents: Input should be a valid integer"),
         ({"order": "o1", "cents": 1, "color": "red"}, "a wrong color: Extra inputs are not permitted"),
+        ({"order": "o1", "cent": 1}, "a wrong cent: Extra inputs are not permitted; it takes: order, cents, card, at"),
         ({"order": "o1", "cents": 1, "to": {"city": 7}}, "a wrong to.city"),
     ],
 )
@@ -364,3 +365,40 @@ def test_an_operation_with_a_parameter_that_looks_like_a_secret_hides_something(
     def show(self: Any, call: Call, *, card_number: str) -> None: ...
 
     assert (pay.has_hidden_params, show.has_hidden_params) == (True, False)
+
+
+def test_decorators_of_operations_work_with_and_without_parentheses() -> None:
+    class Shop(Connector):
+        name = "shop"
+
+        @read
+        def find(self, *, order: str) -> str:
+            return order
+
+        @read()
+        def list(self) -> str:
+            return ""
+
+        @mutation
+        def ship(self, call: Call, *, order: str) -> None: ...
+
+        @mutation()
+        def cancel(self, call: Call, *, order: str) -> None: ...
+
+        @ship.reconcile
+        def find_parcel(self, call: Call, *, order: str) -> Verdict:
+            del call, order
+            return Applied()
+
+    found = Shop.operations()
+    assert {name: each.is_mutation for name, each in found.items()} == {
+        "find": False,
+        "list": False,
+        "ship": True,
+        "cancel": True,
+    }
+    assert found["ship"].timeout == found["cancel"].timeout
+    assert found["ship"].can_reconcile
+    for decorator in (mutation, read):
+        with pytest.raises(InvalidInputError, match="was given 30; expected a method, or options by their names"):
+            decorator(30)  # type: ignore[call-overload]

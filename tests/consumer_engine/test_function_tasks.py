@@ -135,6 +135,11 @@ def test_a_plain_handler_of_an_async_function_and_no_source_are_refused_in_a_sen
         run(make("threads", None, []))
 
 
+def test_a_bare_consume_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InvalidInputError, match=r"was given the function .*takes arguments; .*@consume\(source\)"):
+        consume(lambda transaction: None)
+
+
 def test_the_short_form_of_a_policy_says_the_same_as_the_long_one() -> None:
     assert ConsumerPolicy.of() == ConsumerPolicy()
     made = ConsumerPolicy.of(**SETTINGS, backoff=0.5, limit=9, streaming=True, continuous=True)

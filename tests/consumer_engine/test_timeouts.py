@@ -62,7 +62,7 @@ def test_an_item_whose_attempts_all_timed_out_fails_as_a_timeout(variant: Run) -
     assert run.seconds < SOON
     ((_, error),) = script.errors
     assert (error.category, error.transaction_id) == (ExceptionType.TIMEOUT, "t-0")
-    assert "process did not return within 0.1 s" in str(error)
+    assert "process did not return within 0.1 s (" in str(error)
     assert run.statuses == [ItemStatus.EXCEPTION]  # the transaction itself had no limit
 
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import (
     UUID4,
     AnyUrl,
+    BaseModel,
     BeforeValidator,
     Field,
     HttpUrl,
@@ -83,6 +84,22 @@ def test_a_refusal_names_the_path_and_the_format_and_not_the_text() -> None:
     assert str(refusal.value) == (
         "payload of 'm1': $.it[1] does not fit; expected format \"date-time\", as topic 'orders' declares. "
         "Nothing was written."
+    )
+
+
+def test_a_missing_field_is_named_and_not_those_that_are_there() -> None:
+    class Customer(BaseModel):
+        name: str
+        email: str
+
+    class Order(BaseModel):
+        order: str
+        customer: Customer
+
+    with pytest.raises(PayloadError) as refusal:
+        checked(Order, {"order": "1", "customer": {"name": "Ada"}})
+    assert str(refusal.value) == (
+        "payload of 'm1': $.it.customer.email is missing; expected it, as topic 'orders' declares. Nothing was written."
     )
 
 

@@ -113,9 +113,15 @@ def test_a_reconcile_that_raised_leaves_the_doubt_with_its_first_reason() -> Non
     assert (judged.action, judged.reason) == (NextAction.DOUBT, "timed out")
 
 
+def test_a_reconcile_that_took_too_long_names_the_option_that_limits_it(caplog: pytest.LogCaptureFixture) -> None:
+    after(TimedOutError("past its deadline"), is_reconcile=True)
+    assert "past its deadline (immediate_timeout of the ReconcilePolicy)" in caplog.text
+
+
 def test_not_finding_a_call_that_has_not_returned_proves_nothing() -> None:
     first = after(TimedOutError("past its deadline"))
     assert first.failure is not None
+    assert first.reason.endswith("past its deadline (timeout of the mutation, 5 s)"), "the option to change is named"
     assert first.failure.quiet_period == timedelta(seconds=5), "as much time again as it had"
     looked = after(value=NotFound(), is_reconcile=True, is_overdue=True)
     assert (looked.action, looked.failure and looked.failure.quiet_period) == (NextAction.DOUBT, timedelta(seconds=5))

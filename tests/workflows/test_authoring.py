@@ -2,10 +2,12 @@
 
 # ruff: noqa: ARG002 - the host decides which arguments a handler takes
 
+import importlib
 import json
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,31 @@ def test_a_module_s_workflows_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(InvalidInputError, match="no_such_module"):
         Registry.load(["no_such_module"])
+
+
+FAULTS = {
+    "name": ("import shop_parts_{n}.mail", "x = 1\nundefined_name\n", "NameError", 2),
+    "syntax": ("from shop_parts_{n} import mail", "x = 1\n\ny = (\n", "SyntaxError", 3),
+    "module": ("import json\nimport shop_parts_{n}.mail", "import not_installed_here\n", "ModuleNotFoundError", 1),
+    "library": ("import shop_parts_{n}.mail", "import json\njson.loads('{')\n", "JSONDecodeError", 2),
+    "own": ("import shop_parts_{n}.mail", "from pipeline import mutation\n\nmutation(timeout=3)(print)\n", "", 3),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_import_error_names_file_and_line_of_the_fault_in_an_imported_module(place: Path, fault: str) -> None:
+    imports, text, kind, line = FAULTS[fault]
+    package = place / f"shop_parts_{fault}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "mail.py").write_text(text)
+    (place / f"shop_{fault}.py").write_text(imports.format(n=fault))
+    importlib.invalidate_caches()
+    with pytest.raises(InvalidInputError) as refusal:
+        Registry.load([f"shop_{fault}"])
+    said = str(refusal.value)
+    assert said.startswith(f"PIPELINE_WORKFLOWS names 'shop_{fault}', which cannot be imported: {kind}")
+    assert said.endswith(f" The fault is at shop_parts_{fault}/mail.py:{line}; correct it, and start again.")
 
 
 def test_two_workflows_of_one_name_are_refused_with_both_locations() -> None:
