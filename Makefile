@@ -116,8 +116,9 @@ contracts: setup ## check which packages import which
 audit: setup ## ask for known vulnerabilities of the locked packages
 	$(PY) -m tools.audit
 
-docs: setup ## write the generated pages again
+docs: setup ## write the generated pages again, build the site in build/site, list its links to other sites
 	$(PY) -m tools.docs
+	$(PY) -m tools.website --external
 
 migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
 	$(BIN)/pipeline db upgrade
