@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 
-from tools.markdown import code, page, section, table
+from tools.markdown import code, page, section
 
 #: Classes that callers receive and never make.
 _RECEIVED = {"Attempt", "MutateContext", "NextContext", "PrepareContext", "ProducerContext", "Scripted", "Topic"}
@@ -66,18 +66,59 @@ def _package(package: str, seen: set[str]) -> str:
     new = [name for name in names if name not in seen]
     again = [code(name) for name in names if name in seen]
     seen.update(names)
-    rows = ((code(name + _parameters(package, name)), description(package, name)) for name in new)
-    parts = [PACKAGES[package], table(["name", "what it is"], rows)]
+    lines = [f"- {code(name + _parameters(package, name))}: {_words(package, name)}" for name in new]
+    parts = [PACKAGES[package], *(["\n".join(lines)] if lines else [])]
     parts += [f"Also here: {', '.join(again)}."] if again else []
     return section(package, *parts)
+
+
+def _words(package: str, name: str) -> str:
+    """Its description and, of a class, what it has besides its parameters."""
+    has = [code(member) for member in members(getattr(importlib.import_module(package), name))]
+    return " ".join([description(package, name), *([f"Has {', '.join(has)}."] if has else [])])
+
+
+def members(value: object) -> list[str]:
+    """The members of an enum; what another class has besides the parameters of its constructor."""
+    if not isinstance(value, type):
+        return []
+    if issubclass(value, Enum):
+        return [member.name for member in value]
+    given = set() if _is_without_parameters(value) else set(inspect.signature(value).parameters)
+    own = [base for base in reversed(value.__mro__) if base.__module__.partition(".")[0] == "pipeline"]
+    found: dict[str, str] = {}
+    for base in own:
+        for name in (*vars(base).get("__annotations__", {}), *vars(base)):
+            if not name.startswith(("_", "model_")) and name not in given:
+                found[name] = _member(name, vars(base).get(name))
+    return [*found.values()]
+
+
+def _member(name: str, value: object) -> str:
+    function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    if not inspect.isfunction(function):
+        return name
+    parameters = inspect.signature(function)
+    bound = [each for each in parameters.parameters.values() if each.name not in ("self", "cls")]
+    return f"{name}({', '.join(_marked_parameters(parameters.replace(parameters=bound)))})"
 
 
 def _parameters(package: str, name: str) -> str:
     """Join the names of parameters; enums, errors, protocols and received values have none that a caller gives."""
     value = getattr(importlib.import_module(package), name)
     if not callable(value) or (isinstance(value, type) and _is_without_parameters(value)):
-        return ""
+        return _raised(value) if isinstance(value, type) and issubclass(value, BaseException) else ""
     return f"({', '.join(_marked_parameters(inspect.signature(value)))})"
+
+
+def _raised(kind: type[BaseException]) -> str:
+    """The parameters of an error that has a constructor of its own."""
+    own = next((base for base in kind.__mro__ if "__init__" in vars(base)), kind)
+    if own.__module__.partition(".")[0] != "pipeline":
+        return ""
+    parameters = inspect.signature(vars(own)["__init__"])
+    bound = [each for each in parameters.parameters.values() if each.name != "self"]
+    return f"({', '.join(_marked_parameters(parameters.replace(parameters=bound)))})"
 
 
 def _is_without_parameters(kind: type) -> bool:

@@ -2,8 +2,10 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -111,56 +113,147 @@ _JSON_TYPES: tuple[type, ...] = (
 )
 
 
+#: A line that is typed for each command. A test reads each by the command's own parser.
+EXAMPLES: dict[str, str] = {
+    "attention": "--check",
+    "top": "--once",
+    "workflows": "billing",
+    "events": "--workflow billing --status quarantined",
+    "runs": "--waiting",
+    "mutations": "01a1f1f2-fd94",
+    "trace": "order-4711",
+    "audit": "--workflow billing --since '2030-12-31 14:00'",
+    "connectors": "",
+    "breakers": "",
+    "plan": "billing",
+    "open": "order-4711",
+    "resolve": "happened 01a1f1f2-fd94 --external-id ch_1 -m 'seen in the dashboard'",
+    "resolve-from": "charges.csv --column reference --external-id id",
+    "approve": "01a1f1f2-fd94 -m 'within budget'",
+    "reject": "01a1f1f2-fd94 -m 'too expensive'",
+    "acknowledge": "01a1f1f2-fd94 -m 'refunded one of them'",
+    "pause": "billing -m stock-taking",
+    "resume": "billing -m 'new credentials'",
+    "maintenance": "enter billing -m 'wrong tax rate'",
+    "breaker": "open mail.send -m 'provider outage'",
+    "publish": 'shop orders.paid \'{"order": "4711"}\' --message-id order:4711',
+    "dev": "receipts",
+    "api": "--port 8080",
+    "consume": "inbox:ImportOrders --policy policy.toml",
+    "metrics": "--once",
+    "doctor": "--recent 100000",
+    "workers": "",
+    "settings": "",
+    "chaos": "--mutations 150 --seed 7",
+    "bench": "--cases light,backlog --repeats 5",
+    "quarantine list": "--workflow billing",
+    "quarantine release": "--workflow billing --handler send -m 'fixed in 2.4' --yes",
+    "quarantine skip": "5 -m 'test data' --yes",
+    "quarantine add": "5 --workflow billing --handler send -m 'times out' --yes",
+    "ingest": "--stream orders --workflow shop --topic orders.paid --message-id-field id",
+    "ingest recover": "--stream orders --workflow shop --topic orders.paid --message-id-field id",
+    "ingest backlog": "--stream orders",
+    "ingest park": "1700000000000-0 --stream orders -m 'no email'",
+    "db upgrade": "",
+    "db current": "",
+    "db sql": "--since 0100",
+    "db roles": "--prefix shop",
+    "db keys": "",
+    "tokens list": "",
+    "tokens create": "ci --role publisher --workflow shop --days 30",
+    "tokens revoke": "01a1f1f2",
+    "dead-letters list": "--check",
+    "dead-letters send-back": "--all --yes",
+    "dead-letters drop": "3f0e6c0a-9d57-4c1c-8a53-0b5a0c4f6f5e --yes",
+}
+#: An option that so many commands have, with one meaning, is explained once for all of them.
+_SHARED_BY = 3
+
+
 def cli_page() -> str:
-    """Every command of ``pipeline``."""
+    """Every command of ``pipeline``, with what it takes and a line that is typed."""
+    found = {name: _Parameters.of(callback) for name, callback in commands_of(build_app())}
+    shared = _shared(found.values())
     codes = table(["exit code", "meaning"], ((str(number), meaning) for number, meaning in EXIT_CODES.items()))
     return page(
         "Command line",
-        "`pipeline COMMAND --help` says the same in a terminal; `pipeline --install-completion` completes commands "
-        "and options in your shell. The database is that of `PIPELINE_DATABASE_URL` or `--database-url`; without "
-        "either, the one that `pipeline dev` runs in the same folder. An id may be cut short wherever what is left is "
-        "unambiguous, and `show` before it changes nothing. In a pipe, output is plain and lines are as long as they "
-        "need to be; `COLUMNS` sets another width. With `--json`, the commands of [JSON](#json) print JSON instead of "
-        "a table.",
+        "`pipeline COMMAND --help` says the same in a terminal, `pipeline --install-completion` completes commands. "
+        "The database is that of `PIPELINE_DATABASE_URL` or `--database-url`, else the one of `pipeline dev` in this "
+        "folder. An id may be cut short. In a pipe, output is plain; `COLUMNS` sets the width.",
         section("Exit codes", codes),
-        *(_command_section(name, callback) for name, callback in _commands(build_app())),
+        section("Options of several commands", "\n".join(f"- {name}: {meaning}" for name, meaning in sorted(shared))),
+        *(section(f"pipeline {name}", *_parts(name, given, shared)) for name, given in found.items()),
         section(
             "JSON",
             "What `--json` prints. Fields may be added in a later version, none changes its meaning or goes away. "
-            "Instants are ISO 8601 with their zone. `is_notified` says whether a worker was notified of work that "
-            "became due: `false` means that the broker could not be reached and the next tick goes on, `null` that "
-            "nothing became due.",
-            table(["command", "prints"], ((code(f"pipeline {name}"), words) for name, words in _JSON_OUTPUT.items())),
-            *(_type_section(kind) for kind in _JSON_TYPES),
+            "A field without a type is text, `?` may be null. Instants are ISO 8601 with their zone. `is_notified`: "
+            "workers were told of due work; `false`: the broker could not be reached; `null`: nothing became due.",
+            table(["`pipeline`", "prints"], _json_rows()),
+            table(["value", "fields"], ((kind.__name__, _field_list(kind)) for kind in _JSON_TYPES)),
         ),
     )
 
 
-def _commands(group: typer.Typer, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+def _json_rows() -> Iterator[tuple[str, str]]:
+    """The commands with their output; those that print the same are one row."""
+    for words in dict.fromkeys(_JSON_OUTPUT.values()):
+        yield ", ".join(code(name) for name, prints in _JSON_OUTPUT.items() if prints == words), words
+
+
+def commands_of(group: typer.Typer, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every command with its function, in the order of the page."""
     for info in group.registered_commands:
         if info.callback is not None:
             yield f"{path}{info.name or info.callback.__name__.replace('_', '-')}", info.callback
     for sub in group.registered_groups:
         if sub.typer_instance is not None:
-            yield from _commands(sub.typer_instance, f"{path}{sub.name} ")
+            own = sub.typer_instance.registered_callback
+            if own is not None and own.callback is not None and sub.typer_instance.info.invoke_without_command is True:
+                yield f"{path}{sub.name}", own.callback
+            yield from commands_of(sub.typer_instance, f"{path}{sub.name} ")
 
 
-def _command_section(name: str, callback: Callable[..., Any]) -> str:
-    arguments: list[tuple[str, str, str]] = []
-    options: list[tuple[str, str, str]] = []
-    hints = get_type_hints(callback, include_extras=True)
-    for parameter in inspect.signature(callback).parameters.values():
-        hint = hints[parameter.name]
-        if get_origin(hint) is not Annotated:
-            continue
-        kind, info = get_args(hint)[:2]
-        if parameter.name == "as_json":  # said once for all commands
-            continue
-        row = (_option_text(parameter.name, kind, info), _help(kind, info), _default(parameter.default))
-        (arguments if isinstance(info, ArgumentInfo) else options).append(row)
-    parts = [inspect.cleandoc(callback.__doc__ or "")]
-    parts += ["\n".join(_parameter_line(*row) for row in (*arguments, *options))] if arguments or options else []
-    return section(f"pipeline {name}", *parts)
+@dataclass(frozen=True)
+class _Parameters:
+    """What a command says about itself and takes: for each parameter its text, its meaning and its default."""
+
+    words: str
+    rows: list[tuple[str, str, str]]
+
+    @classmethod
+    def of(cls, callback: Callable[..., Any]) -> "_Parameters":
+        """Read the parameters of a command, arguments first."""
+        arguments: list[tuple[str, str, str]] = []
+        options: list[tuple[str, str, str]] = []
+        hints = get_type_hints(callback, include_extras=True)
+        for parameter in inspect.signature(callback).parameters.values():
+            hint = hints[parameter.name]
+            if get_origin(hint) is not Annotated or parameter.name == "as_json":  # --json is explained once
+                continue
+            kind, info = get_args(hint)[:2]
+            row = (_option_text(parameter.name, kind, info), _help(kind, info), _default(parameter.default))
+            (arguments if isinstance(info, ArgumentInfo) else options).append(row)
+        return cls(inspect.cleandoc(callback.__doc__ or ""), [*arguments, *options])
+
+
+def _shared(found: Iterable[_Parameters]) -> set[tuple[str, str]]:
+    counted = Counter((name, meaning) for each in found for name, meaning, _ in each.rows)
+    return {row for row, times in counted.items() if times >= _SHARED_BY}
+
+
+def _parts(name: str, given: _Parameters, shared: Set[tuple[str, str]]) -> Iterator[str]:
+    """The words of a command, the options that it alone has, those that others have too, and an example."""
+    own = [_parameter_line(*row) for row in given.rows if row[:2] not in shared]
+    also = [
+        f"{text}{f' ({default})' if default else ''}" for text, words, default in given.rows if (text, words) in shared
+    ]
+    yield given.words
+    if own:
+        yield "\n".join(own)
+    if also:
+        yield f"Also {', '.join(also)}."
+    if EXAMPLES[name]:
+        yield f"```sh\npipeline {name} {EXAMPLES[name]}\n```"
 
 
 def _parameter_line(name: str, meaning: str, default: str) -> str:
@@ -199,12 +292,16 @@ def _default(value: Any) -> str:
     return code(str(value.value) if isinstance(value, Enum) else "yes" if value is True else str(value))
 
 
-def _type_section(kind: type) -> str:
-    meaning = (kind.__doc__ or "").strip().partition("\n")[0]
+def _field_list(kind: type) -> str:
     bases = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
     fields = [field for base in bases for field in _fields(base)]
-    lines = (f"- `{name}: {spelled}`" + (f": {text}" if text else "") for name, spelled, text in fields)
-    return f"### {kind.__name__}\n\n{meaning}\n\n" + "\n".join(lines)
+    return ", ".join(code(_spell(name, kind)) + (f" ({text})" if text else "") for name, kind, text in fields)
+
+
+def _spell(name: str, kind: str) -> str:
+    """A field with its type, briefly: text has none, and `?` may be null."""
+    short = re.sub(r"tuple\[(\w+), \.\.\.\]", r"list[\1]", kind).replace(" | None", "?")
+    return name + ("" if short == "str" else short.removeprefix("str") if short == "str?" else f":{short}")
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:

@@ -11,35 +11,32 @@ from pathlib import Path
 
 PAGE = Path("docs/design/rules.md")
 _ID = r"[LXREQ]-[A-Z]?\d+"
-_ROW = re.compile(rf"^\| ({_ID}) \| (.+?) \| (\S+) \| (.+?) \| ?(.*?) ?\|$")
-_LIST = "## Being built"
+_PROVED = re.compile(rf"^- ({_ID}): (.+) \(`([^`]+)`: ?(.*)\)$")
+_SAME = re.compile(rf"^- ({_ID}): as ((?:{_ID}(?:, )?)+)(?:\. .+)?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row of the page."""
+    """One line of the page: with a module, or the rules that are proved in this one's place."""
 
     id: str
-    sentence: str
-    module: str
-    state: str  #: built, building, "planned: subject" or "as ids"
-
-    @property
-    def same_as(self) -> tuple[str, ...]:
-        """The rules that are proved in this one's place."""
-        return tuple(re.findall(_ID, self.state)) if self.state.startswith("as ") else ()
+    sentence: str = ""
+    module: str = ""  #: below pipeline/
+    same_as: tuple[str, ...] = ()
 
 
 def rules(page: str) -> list[Rule]:
     """Every rule of the page, in its order."""
-    rows = (_ROW.match(line) for line in page.splitlines())
-    return [Rule(id=row[1], sentence=row[2], module=row[3], state=row[4]) for row in rows if row]
+    found = (_rule(line) for line in page.splitlines())
+    return [rule for rule in found if rule]
 
 
-def unproved_rules(page: str) -> set[str]:
-    """The ids that may still be without a test."""
-    _, _, rest = page.partition(_LIST)
-    return set(re.findall(_ID, rest.partition("\n## ")[0]))
+def _rule(line: str) -> Rule | None:
+    if same := _SAME.match(line):
+        return Rule(id=same[1], same_as=tuple(re.findall(_ID, same[2])))
+    if proved := _PROVED.match(line):
+        return Rule(id=proved[1], sentence=proved[2], module=proved[3])
+    return None
 
 
 def tests_by_rule(tests: Path) -> dict[str, list[str]]:
@@ -52,16 +49,16 @@ def tests_by_rule(tests: Path) -> dict[str, list[str]]:
 
 
 def fill_in_tests(page: str, carried: Mapping[str, Sequence[str]]) -> str:
-    """The page with its last column filled in from the marks."""
-    return "\n".join(_fill_in_row(line, carried) for line in page.splitlines()) + "\n"
+    """The page with the tests of each rule, from the marks."""
+    return "\n".join(_fill_in_line(line, carried) for line in page.splitlines()) + "\n"
 
 
-def _fill_in_row(line: str, carried: Mapping[str, Sequence[str]]) -> str:
-    row = _ROW.match(line)
-    if row is None:
+def _fill_in_line(line: str, carried: Mapping[str, Sequence[str]]) -> str:
+    rule = _PROVED.match(line)
+    if rule is None:
         return line
-    files = ", ".join(f"`{file}`" for file in carried.get(row[1], ()))
-    return f"| {row[1]} | {row[2]} | {row[3]} | {row[4]} | {files} |" if files else f"{line[: row.start(5)].rstrip()} |"
+    files = ", ".join(f"`{file}`" for file in carried.get(rule[1], ()))
+    return f"- {rule[1]}: {rule[2]} (`{rule[3]}`: {files})"
 
 
 def _ids(tree: ast.AST) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Every numbered rule has a test, or its state says that it has none yet."""
+"""Every numbered rule has a test, or follows rules that have one."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from tools import rules
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / rules.PAGE).read_text(encoding="utf-8")
 RULES = {rule.id: rule for rule in rules.rules(PAGE)}
-STATES = ("built", "building", "as ", "planned: ")
 
 
 @pytest.fixture(scope="module")
@@ -22,23 +21,18 @@ def test_no_rule_has_two_rows() -> None:
     assert len(RULES) == len(rules.rules(PAGE))
 
 
-def test_every_rule_has_a_state_that_is_explained() -> None:
-    assert [rule.id for rule in RULES.values() if not rule.state.startswith(STATES)] == []
+def test_every_line_of_the_page_that_begins_with_an_id_is_a_rule() -> None:
+    begun = [line.partition(":")[0].removeprefix("- ") for line in PAGE.splitlines() if line.startswith("- ")]
+    assert begun == [*RULES]
 
 
-def test_a_built_rule_has_a_test(carried: dict[str, list[str]]) -> None:
-    assert [rule.id for rule in RULES.values() if rule.state == "built" and rule.id not in carried] == []
-
-
-def test_only_the_listed_rules_are_still_being_built() -> None:
-    assert {rule.id for rule in RULES.values() if rule.state == "building"} == rules.unproved_rules(PAGE)
+def test_every_rule_has_a_test(carried: dict[str, list[str]]) -> None:
+    assert [rule.id for rule in RULES.values() if not rule.same_as and rule.id not in carried] == []
 
 
 def test_a_rule_that_follows_others_follows_rules_with_tests_of_their_own() -> None:
     followed = {other for rule in RULES.values() for other in rule.same_as}
-    assert {
-        other for other in followed if other not in RULES or RULES[other].state not in ("built", "building")
-    } == set()
+    assert {other for other in followed if other not in RULES or RULES[other].same_as} == set()
 
 
 def test_every_rule_id_of_a_test_is_a_rule(carried: dict[str, list[str]]) -> None:
@@ -46,8 +40,8 @@ def test_every_rule_id_of_a_test_is_a_rule(carried: dict[str, list[str]]) -> Non
 
 
 def test_a_rule_that_is_proved_names_a_module_that_exists() -> None:
-    needed = {rule.module for rule in RULES.values() if not rule.state.startswith("planned: ")}
-    assert [module for module in sorted(needed) if not (ROOT / module).is_file()] == []
+    needed = {rule.module for rule in RULES.values() if not rule.same_as}
+    assert [module for module in sorted(needed) if not (ROOT / "pipeline" / module).is_file()] == []
 
 
 def test_each_specification_has_rules() -> None:
@@ -73,8 +67,8 @@ def test_an_id_that_is_not_literal_text_is_refused_because_it_could_not_be_found
         rules.tests_by_rule(tmp_path)
 
 
-def test_the_column_of_tests_is_filled_and_emptied_again() -> None:
-    row = "| X-1 | a rule | a.py | built | |\n"
-    filled = rules.fill_in_tests(row, {"X-1": ["unit/test_a.py"]})
-    assert filled == "| X-1 | a rule | a.py | built | `unit/test_a.py` |\n"
-    assert rules.fill_in_tests(filled, {}) == row
+def test_the_tests_of_a_rule_are_filled_in_and_taken_out_again() -> None:
+    line = "- X-1: A rule. (`a.py`: )\n"
+    filled = rules.fill_in_tests(line, {"X-1": ["unit/test_a.py"]})
+    assert filled == "- X-1: A rule. (`a.py`: `unit/test_a.py`)\n"
+    assert rules.fill_in_tests(filled, {}) == line
