@@ -40,7 +40,7 @@ from pipeline.store.schema import metadata
 from pipeline.telemetry import metrics, spans, transition_log
 from tools import api, commands, http_api, rules, state_tables
 from tools.comments import meanings
-from tools.markdown import State, code, diagram, page, section, table
+from tools.markdown import State, code, fold, page, section, table
 
 ADRS = Path("docs/design/adr")
 _POSTGRES = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it untyped
@@ -91,24 +91,24 @@ def states() -> str:
     """Phases, statuses and moves, as the tables of moves have them."""
     return page(
         "States",
-        "Every state there is and every move between them. A move that is not drawn here is refused.",
+        "Every state there is and every move between them. A move that is not listed here is refused. A run begins at "
+        f"{_join_members(Phase, INITIAL_PHASES)}, a mutation at `pending` or `in_flight`, a delivery at `pending`.",
         *_run_sections(),
         *_mutation_sections(),
         section(
             "Delivery of an event to one consumer",
-            diagram(DELIVERY_TRANSITIONS, [DeliveryStatus.PENDING]),
             _transition_table(DeliveryStatus, DELIVERY_TRANSITIONS, "may become"),
         ),
         _workflow_section(),
         section(
             "The mutation boundary",
             "Which side a stopped run stands on, and what becomes of its inputs.",
-            table(["phase", "outcome", "ledger", "side", "inputs"], state_tables.boundary_rows()),
+            table(["phase", "outcome", "ledger", "side", "inputs"], fold(state_tables.boundary_rows(), 0)),
         ),
         section(
             "What follows a failure",
             "With the default policies, for a first failure.",
-            table(["failure", "side", "status", "inputs", "then"], state_tables.failure_rows()),
+            table(["failure", "side", "status", "inputs", "then"], fold(state_tables.failure_rows(), 0)),
         ),
     )
 
@@ -244,15 +244,15 @@ def tables() -> str:
     triggers = [match for made in functions.AFTER_TABLES if (match := _TRIGGER.search(made))]
     return page(
         "Tables",
-        f"All of it lives in the schema `{metadata.schema}`, so that it can share a database with the services that "
-        "publish into it. A condition `(A) <= (B)` reads “A only if B”.",
+        f"All of it lives in the schema `{metadata.schema}`. A type with `?` may be null. Each row satisfies every "
+        "listed condition; `(A) <= (B)` reads “A only if B”.",
         *found,
         section(
             "Triggers",
-            "Each names a forbidden move in its WHEN clause, so its body runs only to refuse one.",
-            table(
-                ["trigger", "table", "refused when"],
-                ((code(made["name"]), code(made["table"]), code(made["when"])) for made in triggers),
+            "Each refuses a move.",
+            "\n".join(
+                f"- {code(made['name'])} on {code(made['table'])}: {code(' '.join(made['when'].split()))}"
+                for made in triggers
             ),
         ),
     )
@@ -284,14 +284,12 @@ def _run_sections() -> tuple[str, ...]:
         section(
             "Phase of a run",
             "How far it got. The phase only grows; a failure never changes it.",
-            diagram(PHASE_TRANSITIONS, INITIAL_PHASES),
             _transition_table(Phase, PHASE_TRANSITIONS, "goes on to"),
         ),
         section(
             "Status of a run",
             "Whether it is moving, and why not. A status leaves `active` once; the only way back is a granted "
             "approval. Work that stopped otherwise goes on in a new run.",
-            diagram(RUN_STATUS_TRANSITIONS, [RunStatus.ACTIVE]),
             _transition_table(RunStatus, RUN_STATUS_TRANSITIONS, "may become"),
         ),
         section("Outcome of its mutation, as the run remembers it", _member_table(MutationOutcome, "outcome")),
@@ -308,7 +306,6 @@ def _mutation_sections() -> tuple[str, ...]:
         section(
             "Mutation",
             "One row of the ledger.",
-            diagram(MUTATION_TRANSITIONS, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
             _transition_table(MutationStatus, MUTATION_TRANSITIONS, "may become"),
         ),
         section("Who resolved a mutation", _member_table(Resolver, "resolver")),
@@ -322,7 +319,7 @@ def _workflow_section() -> str:
         "Why the system holds one back:",
         _member_table(BlockKind, "block"),
         "What people are shown:",
-        table(["a person wants", "blocks", "shown"], state_tables.status_rows()),
+        table(["a person wants", "blocks", "shown"], fold(state_tables.status_rows(), 1)),
         "How far trouble reaches, by the workflow's choice:",
         _member_table(OnUncertain, "on an unknown outcome"),
         _member_table(OnLogicError, "on wrong code"),
@@ -355,21 +352,25 @@ def _error_lines(kind: type[BaseException], depth: int) -> list[str]:
 
 
 def _table(each: Table) -> str:
-    columns = [_column(column) for column in each.columns]
-    refused = [row for constraint in _sorted_constraints(each.constraints) if (row := _constraint(constraint))]
-    indexes = [_index(index) for index in sorted(each.indexes, key=lambda index: str(index.name))]
-    parts = ["\n".join(columns)]
-    parts += (
-        ["Refused unless:\n\n" + "\n".join(f"- {name}: {condition}" for name, condition in refused)] if refused else []
-    )
-    parts += [table(["index", "on", "where"], indexes)] if indexes else []
+    """A table as four lists: columns, keys, what a row must satisfy, and indexes."""
+    constraints = sorted(each.constraints, key=lambda found: (type(found).__name__, str(found.name)))
+    checks = [
+        f"- {code(str(found.name))}: {code(str(found.sqltext))}"
+        for found in constraints
+        if isinstance(found, CheckConstraint)
+    ]
+    parts = [", ".join(_column(column) for column in each.columns) + "."]
+    parts += [" ".join(_key(found) for found in constraints if not isinstance(found, CheckConstraint))]
+    parts += ["\n".join(checks)] if checks else []
+    indexes = sorted(each.indexes, key=lambda index: str(index.name))
+    parts += [f"Indexes: {', '.join(_index(index) for index in indexes)}."] if indexes else []
     return section(each.name, *parts)
 
 
 def _column(column: Column[object]) -> str:
-    kind = column.type.compile(dialect=_POSTGRES).lower()
-    default = f", default {code(_default(column))}" if _default(column) else ""
-    return f"- `{column.name} {kind}`{' or null' if column.nullable else ''}{default}"
+    kind = column.type.compile(dialect=_POSTGRES).lower().replace("timestamp with time zone", "timestamptz")
+    default = _default(column)
+    return code(f"{column.name} {kind}{'?' if column.nullable else ''}{f' = {default}' if default else ''}")
 
 
 def _default(column: Column[object]) -> str:
@@ -378,26 +379,19 @@ def _default(column: Column[object]) -> str:
     return str(getattr(column.server_default, "arg", ""))
 
 
-def _sorted_constraints(constraints: Iterable[Constraint]) -> list[Constraint]:
-    return sorted(constraints, key=lambda constraint: (type(constraint).__name__, str(constraint.name)))
-
-
-def _constraint(constraint: Constraint) -> tuple[str, str] | None:
-    if isinstance(constraint, CheckConstraint):
-        return code(str(constraint.name)), code(str(constraint.sqltext))
-    if isinstance(constraint, UniqueConstraint):
-        return "unique", code(", ".join(column.name for column in constraint.columns))
+def _key(constraint: Constraint) -> str:
     if isinstance(constraint, ForeignKeyConstraint):
         (key,) = constraint.elements
-        return "foreign key", code(f"{key.parent.name} in {key.column.table.name}.{key.column.name}")
-    return "primary key", code(", ".join(column.name for column in constraint.columns))  # type: ignore[attr-defined]
+        return f"{code(key.parent.name)} is in {code(f'{key.column.table.name}.{key.column.name}')}."
+    kind = "Unique:" if isinstance(constraint, UniqueConstraint) else "Primary key:"
+    return f"{kind} {code(', '.join(column.name for column in constraint.columns))}."  # type: ignore[attr-defined]
 
 
-def _index(index: Index) -> tuple[str, str, str]:
+def _index(index: Index) -> str:
     where = index.dialect_options["postgresql"]["where"]
-    kind = "unique: " if index.unique else ""
-    columns = ", ".join(column.name for column in index.columns)
-    return code(str(index.name)), kind + code(columns), code("" if where is None else str(where))
+    columns = code(", ".join(column.name for column in index.columns))
+    unique = "unique " if index.unique else ""
+    return f"{code(str(index.name))} ({unique}{columns}{'' if where is None else f' where {code(str(where))}'})"
 
 
 def _read(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The few shapes that generated pages are made of."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -24,15 +24,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join((first, "|" + "---|" * len(head), *rest))
 
 
-def diagram(moves: Mapping[State, frozenset[State]], births: Iterable[State]) -> str:
-    """A state diagram: where things come into being, every move, and where nothing follows."""
-    lines = ["stateDiagram-v2"]
-    lines += [f'    state "{state.value or "none"}" as {state.name}' for state in moves]
-    lines += [f"    [*] --> {state.name}" for state in moves if state in set(births)]
-    for state, targets in moves.items():
-        lines += [f"    {state.name} --> {target.name}" for target in moves if target in targets]
-        lines += [f"    {state.name} --> [*]"] if not targets else []
-    return "\n".join(("```mermaid", *lines, "```"))
+def fold(rows: Iterable[Sequence[str]], column: int) -> list[list[str]]:
+    """Make one row of rows that differ in one column only, in the order of the first of each."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        found.setdefault((*row[:column], *row[column + 1 :]), []).append(row[column])
+    return [[*rest[:column], " / ".join(cells), *rest[column:]] for rest, cells in found.items()]
 
 
 def code(text: str) -> str:
