@@ -115,25 +115,28 @@ def states() -> str:
 
 def settings() -> str:
     """Every variable, from the settings themselves."""
-    rows = ((code(row.variable), code(row.default), row.meaning) for row in Settings().describe())
+    lines = (
+        f"- {code(row.variable)}{f' = {code(row.default)}' if row.default else ''}: {row.meaning}"
+        for row in Settings().describe()
+    )
     return page(
         "Settings",
         "Read once, when a process starts, from the environment. A wrong value, a contradiction between two values or "
         "an unknown `PIPELINE_` variable stops the start, and every problem is named at once. Durations are written "
         "`30s`, `5m`, `1h`, `1m30s`, `PT30S` or as a number of seconds; one that makes no sense is refused with the "
         "range that does. An empty variable counts as unset.",
-        table(["variable", "default", "meaning"], rows),
+        "\n".join(lines),
     )
 
 
 def transitions() -> str:
     """Every line that the system says about itself."""
-    rows = ((code(name), meaning) for name, meaning in transition_log.TRANSITIONS.items())
+    lines = (f"- {code(name)}: {meaning}" for name, meaning in transition_log.TRANSITIONS.items())
     return page(
         "Telemetry",
         "One log line per transition, on the logger `pipeline`, said after the transaction has committed: a line is "
         "never about something that did not happen. Ids are fields of the record, payloads never are.",
-        table(["line", "meaning"], rows),
+        "\n".join(lines),
         section(
             "Spans",
             "Made when somebody listens, in the trace of the run they are about. The tasks that carry runs have spans "
@@ -182,11 +185,10 @@ _OTHER_PREFIXES = ("pipeline.consumer_engine.", "pipeline.queue.")
 
 
 def _metrics(chosen: Iterable[metrics.Metric]) -> str:
-    rows = (
-        (code(each.prometheus), each.kind, ", ".join(code(label) for label in each.labels), each.description)
+    return "\n".join(
+        f"- {code(each.prometheus)} ({', '.join([each.kind, *map(code, each.labels)])}): {each.description}"
         for each in chosen
     )
-    return table(["metric", "kind", "labels", "what it says"], rows)
 
 
 def error_tree() -> str:
@@ -220,13 +222,16 @@ def error_tree() -> str:
 
 def invariants() -> str:
     """What must be true of the tables at every instant."""
-    rows = ((code(each.name), each.severity, each.sentence, each.advice) for each in INVARIANTS)
+    advised: dict[str, list[str]] = {}
+    for each in INVARIANTS:
+        advised.setdefault(f"*{each.severity}*. {each.advice}", []).append(f"- {code(each.name)}: {each.sentence}")
+    parts = [f"{advice}\n\n" + "\n".join(lines) for advice, lines in advised.items()]
     return page(
         "Invariants",
         f"{len(INVARIANTS)} sentences that must be true of the tables at every instant. The tests ask for them after "
         "every test that used the database, and the command line's doctor asks in production. They only look; "
         "nothing is repaired. *broken* means that a promise does not hold, *overdue* that a sweep is not running.",
-        table(["name", "severity", "sentence", "advice"], rows),
+        *parts,
         section(
             "Settings of Postgres",
             "The doctor also reads what makes these sentences last. A worker does not start where it is broken.",
