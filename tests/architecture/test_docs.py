@@ -66,6 +66,17 @@ def test_every_file_and_test_that_is_named_exists() -> None:
     assert _wrong(missing) == {}
 
 
+def test_every_row_of_the_crash_matrix_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs/design/failures.md").read_text(encoding="utf-8")
+    rows = [
+        line for line in page.splitlines() if line.startswith("| ") and not line.startswith(("| where", "| what |"))
+    ]
+    named = {row: IN_THE_PROJECT.findall(row.rpartition(" | ")[2]) for row in rows}
+    assert len(rows) > 30
+    assert [row for row, tests in named.items() if not [path for path, test in tests if test]] == []
+    assert [test for tests in named.values() for path, test in tests if not _exists(path, test)] == []
+
+
 def test_every_rule_that_is_named_is_a_rule() -> None:
     known = {rule.id for rule in rules.rules((ROOT / rules.PAGE).read_text(encoding="utf-8"))}
     assert _wrong(lambda _, text: set(re.findall(r"\b[LXREQ]-[A-Z]?\d+\b", text)) - known) == {}
