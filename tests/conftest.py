@@ -122,8 +122,9 @@ def _unchanged_logging() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in (None, "pipeline", "celery")]
     before = [(each.level, each.propagate, each.disabled, [*each.handlers]) for each in loggers]
     yield
-    for each, (level, each.propagate, each.disabled, each.handlers) in zip(loggers, before, strict=True):
+    for each, (level, propagate, disabled, handlers) in zip(loggers, before, strict=True):
         each.setLevel(level)
+        each.propagate, each.disabled, each.handlers = propagate, disabled, handlers
 
 
 @pytest.fixture

@@ -137,6 +137,7 @@ EXAMPLES: dict[str, str] = {
     "maintenance": "enter billing -m 'wrong tax rate'",
     "breaker": "open mail.send -m 'provider outage'",
     "publish": 'shop orders.paid \'{"order": "4711"}\' --message-id order:4711',
+    "init": "shop",
     "dev": "receipts",
     "api": "--port 8080",
     "consume": "inbox:ImportOrders --policy policy.toml",
