@@ -6,7 +6,7 @@ by the same installation, and Celery loads the settings when it first needs one.
 
 import os
 import runpy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,14 +46,14 @@ _DEFAULT_VISIBILITY_TIMEOUT = timedelta(hours=1)  #: Celery's own, for Redis
 _UNBOUNDED = timedelta(days=7)
 
 
-def install(app: Celery, workflows: Iterable[str] = ()) -> None:
+def install(app: Celery, workflows: Iterable[str] | Callable[[], Iterable[str]] = ()) -> None:
     """Add Pipeline's tasks, queues and beat entries to a Celery app.
 
-    Call it once, after the app has its settings. ``workflows`` are the modules that define workflows, unless
-    PIPELINE_WORKFLOWS names others. All other settings come from PIPELINE_* variables; broker and transport options are
-    the app's. The app's own tasks keep their options, queues, routes and beat entries.
+    Call it once, after the app has its settings. ``workflows`` are the modules that define workflows, or a function
+    that finds them later, unless PIPELINE_WORKFLOWS names others. All other settings come from PIPELINE_* variables;
+    broker and transport options are the app's. The app's own tasks keep their options, queues, routes and beat entries.
     """
-    _add(Installation(app, tuple(workflows)))
+    _add(Installation(app, workflows if callable(workflows) else tuple(workflows)))
 
 
 @dataclass(eq=False)
@@ -61,19 +61,24 @@ class Installation:
     """Pipeline inside one Celery app."""
 
     app: Any
-    workflows: tuple[str, ...] = ()
+    workflows: tuple[str, ...] | Callable[[], Iterable[str]] = ()
     is_own: bool = False  #: it is our app, and no other tasks are expected in it
 
     def load_settings(self) -> Settings:
         """Read the settings. In another app they say nothing about the broker: it is the app's."""
         if self.is_own:
             return Settings.load(os.environ)
-        defaults: dict[str, Any] = {"workflows": self.workflows, "visibility_timeout": _UNBOUNDED}
+        defaults: dict[str, Any] = {"workflows": self.modules, "visibility_timeout": _UNBOUNDED}
         url = str(self.app.conf.broker_url or "")
         if _is_supported(url):
             defaults["broker_url"] = url
             defaults["broker_primary"] = (self.app.conf.broker_transport_options or {}).get("master_name", "")
         return Settings.load(os.environ, defaults)
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that define workflows, as `install` was given them."""
+        return tuple(self.workflows() if callable(self.workflows) else self.workflows)
 
     @cached_property
     def prefix(self) -> str:
@@ -202,6 +207,11 @@ def _add(found: Installation) -> None:
         )
     _installation = found
     found.app.add_defaults(found.configure)
+
+
+def found_installation() -> Installation | None:
+    """Return the installation of this process, if there is one yet. None is made."""
+    return _installation
 
 
 def installed() -> Installation:

@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
@@ -33,9 +34,10 @@ Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to
 
 
 def load_settings() -> Settings:
-    """Read the settings; with PIPELINE_APP as they are for its workers."""
+    """Read the settings; with PIPELINE_APP, or an app that this process has loaded, as they are for its workers."""
     settings = Settings.load(os.environ)
-    if settings.app:
+    celery = sys.modules.get("pipeline.celery")  # as `manage.py pipeline` in a Django project has loaded it
+    if settings.app or (celery is not None and celery.found_installation() is not None):
         from pipeline.celery import installed  # Celery is slow to import
 
         settings = installed().load_settings()

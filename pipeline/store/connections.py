@@ -11,6 +11,7 @@ Behind a pooler a session is shared with other clients. Then nothing is prepared
 isolation level in its BEGIN.
 """
 
+import json
 import re
 import select
 from collections import namedtuple
@@ -52,6 +53,7 @@ _OUTDATED_PLAN = "cached plan must not change result type"
 _IN_QUOTES = str.maketrans({'"': r"\"", "\\": r"\\"})
 
 _UUID_OID = 2950
+_JSON_OIDS = (114, 3802)
 #: A run is in the rows of a dozen statements, and all runs of a cohort name one session and one handler. An id that was
 #: read before costs a tenth of a new one.
 _known_uuid = lru_cache(maxsize=16_384)(UUID)
@@ -91,6 +93,32 @@ class CallerPsycopg2Connection:
         with self.connection.cursor(cursor_factory=extensions.cursor) as cursor:
             cursor.execute(_compiled(statement.text).formatted, params)
             return _rows(cursor, _row_maker(cursor)), cursor.rowcount
+
+
+class CallerCursors:
+    """A connection of psycopg2 or psycopg 3 that a framework lends by its cursors. The caller commits."""
+
+    def __init__(self, open_cursor: Callable[[], Any]) -> None:
+        self._open_cursor = open_cursor
+
+    def run(self, statement: TextClause, params: Mapping[str, Any]) -> tuple[Rows, int]:
+        """Run a statement. JSON is read here: Django gets it as text, from either driver."""
+        with self._open_cursor() as cursor:
+            cursor.execute(_compiled(statement.text).formatted, params)
+            make_row = _row_maker(cursor)
+            if make_row is None:
+                return [], cursor.rowcount
+            is_json = [column.type_code in _JSON_OIDS for column in cursor.description]
+            rows = [
+                make_row(
+                    [
+                        json.loads(value) if as_json and isinstance(value, str) else value
+                        for value, as_json in zip(values, is_json, strict=True)
+                    ]
+                )
+                for values in cursor.fetchall()
+            ]
+            return rows, cursor.rowcount
 
 
 @dataclass(slots=True)

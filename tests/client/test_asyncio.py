@@ -119,7 +119,6 @@ def test_another_connection_is_refused_with_the_expected_types(given: Any) -> No
 
 @DRIVERS
 def test_the_event_loop_goes_on_while_a_publish_waits_for_a_lock(url: str, db: Database) -> None:
-
     async def work(holder: Any, engine: AsyncEngine) -> None:
         await publish_async(holder, "shop", [ORDER])
         client = AsyncClient(engine)

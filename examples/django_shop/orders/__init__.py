@@ -1,0 +1,1 @@
+"""Orders of the shop, and the receipts that they cause."""

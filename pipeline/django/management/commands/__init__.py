@@ -1,0 +1,1 @@
+"""One module per management command, named like the command."""
