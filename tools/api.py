@@ -16,6 +16,9 @@ PACKAGES = {
     "pipeline": "For authors of workflows and connectors, and for services that publish.",
     "pipeline.client": "For services that publish events. [Guide](../guides/publish-events.md).",
     "pipeline.celery": "For teams with a Celery app of their own. [Guide](../guides/from-celery.md).",
+    "pipeline.django": "For Django projects, as an installed app. [Guide](../guides/web-frameworks.md#django).",
+    "pipeline.fastapi": "For FastAPI and Starlette. [Guide](../guides/web-frameworks.md#fastapi-and-starlette).",
+    "pipeline.flask": "For Flask. [Guide](../guides/web-frameworks.md#flask).",
     "pipeline.connectors": "The connector SDK. [Guide](../guides/write-a-connector.md).",
     "pipeline.connectors.http": "The connector for HTTP APIs. [Reference](connectors-http.md).",
     "pipeline.connectors.sql": "The connector for SQL databases. [Reference](connectors-sql.md).",
@@ -35,7 +38,7 @@ _CONSTANT = r"^(?:#: (?P<above>[^\n]+)\n)?{name}(?:: [^=\n]+)? = [^\n]*?(?:  #: 
 
 def api_page() -> str:
     """Every public name with its parameters and the first line of its docstring."""
-    seen: set[str] = set()
+    seen: dict[str, object] = {}
     return page(
         "Python names",
         "These names are public: import them from the packages below. Every deeper module is private and may change "
@@ -61,11 +64,11 @@ def description(package: str, name: str) -> str:
     return "" if first.startswith(f"{name}(") else first.replace("``", "`")
 
 
-def _package(package: str, seen: set[str]) -> str:
-    names = public_names(package)
-    new = [name for name in names if name not in seen]
-    again = [code(name) for name in names if name in seen]
-    seen.update(names)
+def _package(package: str, seen: dict[str, object]) -> str:
+    values = {name: getattr(importlib.import_module(package), name) for name in public_names(package)}
+    again = [code(name) for name, value in values.items() if seen.get(name) is value]
+    new = [name for name in values if code(name) not in again]
+    seen.update(values)
     lines = [f"- {code(name + _parameters(package, name))}: {_words(package, name)}" for name in new]
     parts = [PACKAGES[package], *(["\n".join(lines)] if lines else [])]
     parts += [f"Also here: {', '.join(again)}."] if again else []

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from django import conf
 from django.apps import AppConfig, apps
-from django.conf import settings
 from django.db import connections
 from django.utils.module_loading import module_has_submodule
 from sqlalchemy.engine import URL
@@ -17,13 +17,13 @@ def autodiscover() -> tuple[str, ...]:
 
     It imports none of them, and works before Django is set up: a Celery app is made earlier.
     """
-    found = apps.get_app_configs() if apps.ready else map(AppConfig.create, settings.INSTALLED_APPS)
+    found = apps.get_app_configs() if apps.ready else map(AppConfig.create, conf.settings.INSTALLED_APPS)
     return tuple(f"{app.name}.workflows" for app in found if module_has_submodule(app.module, "workflows"))
 
 
 def database_alias() -> str:
     """Return the alias of the database that has our schema: PIPELINE_DATABASE_ALIAS, or `default`."""
-    return str(getattr(settings, "PIPELINE_DATABASE_ALIAS", "default"))
+    return str(getattr(conf.settings, "PIPELINE_DATABASE_ALIAS", "default"))
 
 
 def database_url(alias: str) -> str | None:

@@ -18,6 +18,7 @@ PURE = "The domain is pure"
 CELERY = "Celery stays at the edge"
 API = "The API reads and acts only through admin"
 CONSOLE = "Only the API needs the extra console"
+FRAMEWORK = "Only the module of a framework needs it"
 
 #: A contract, a module that must not do it, and the line it must not have.
 BAD: list[tuple[str, str, str]] = [
@@ -48,6 +49,8 @@ BAD: list[tuple[str, str, str]] = [
     (API, "api/app.py", "from pipeline.workflows import registry"),
     (CONSOLE, "admin/runs.py", "import fastapi"),
     (CONSOLE, "cli/top.py", "import uvicorn"),
+    (FRAMEWORK, "client/publishing.py", "from django.db import connections"),
+    (FRAMEWORK, "fastapi.py", "import flask"),
 ]
 GOOD: list[tuple[str, str]] = [
     ("tasks/process.py", "from celery import shared_task"),
@@ -55,6 +58,7 @@ GOOD: list[tuple[str, str]] = [
     ("cli/main.py", "import celery\nfrom pipeline.embedded import servers"),
     ("background/sweeps.py", "from pipeline.transitions import runs\nfrom pipeline.store.reads import work"),
     ("domain/states.py", "import pydantic"),
+    ("django/checks.py", "import django.db\nfrom pipeline.cli import main"),
     ("api/app.py", "from pipeline.admin import runs\nfrom pipeline.client import publish\nimport starlette"),
 ]
 #: An import that is a whole chain: no further step follows it.

@@ -26,10 +26,13 @@ PUBLIC = {
         WakePolicy Workflow mutation publish read
     """,
     "pipeline.client": """
-        BrokerClient DatabaseClient EventInput HttpClient Limits Receipt RefusedError UnavailableError database_url_of
-        publish
+        AsyncClient BrokerClient DatabaseClient EventInput HttpClient Limits Receipt RefusedError UnavailableError
+        database_url_of publish publish_async
     """,
     "pipeline.celery": "install",
+    "pipeline.django": "autodiscover publish register_workflows",
+    "pipeline.fastapi": "Publish lifespan publisher",
+    "pipeline.flask": "Pipeline",
     "pipeline.connectors": """
         Applied Call Connector ErrorMeaning ErrorReading Grade NotFound Retry Verdict mutation read
     """,
