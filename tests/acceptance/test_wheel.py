@@ -52,7 +52,9 @@ def test_the_wheel_has_migrations_and_celery_settings_and_no_tests(wheel: Path) 
         assert f"pipeline/{migration.relative_to(ROOT)}" in names
     outside = {name for name in names if not name.startswith(("pipeline/", "celery_durable_effects"))}
     assert not outside
-    assert not [name for name in names if "/test_" in name]
+    project = {f"pipeline/project/{file.name}" for file in ROOT.joinpath("examples/shop").iterdir() if file.is_file()}
+    assert project <= names, "what `pipeline init` writes"
+    assert not [name for name in names - project if "/test_" in name]
 
 
 def test_the_celery_app_of_the_installed_wheel_has_our_settings(python: Path, tmp_path: Path) -> None:

@@ -1,104 +1,93 @@
-"""The quickstart runs as it is printed: its files, its commands, and what they print."""
+"""The quickstart is typed as it is printed, from an empty folder, with the built wheel in an empty environment.
+
+No index of packages is needed. pip installs the wheel, and finds its dependencies installed: links to those of this
+environment, found by what the packages themselves declare. A dependency that is not declared would be missing.
+"""
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from pipeline.config import DISTRIBUTION
 from pipeline.embedded import servers
-from tests.support import forked_python
 from tests.support.wait import wait_for
 
-BIN = Path(sys.executable).parent
-WITHIN = 120
+WITHIN = 180
 BLOCK = re.compile(r"```(\w+)\n(.*?)```\n", re.DOTALL)
-#: The installation is the one that the tests run in.
-INSTALLATION = "make setup"
-START = "pipeline dev receipts\n"
+INSTALLED = (f"{DISTRIBUTION}[console,servers]", "pytest")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A block of the page, with the block of output that follows it."""
+    """Lines to type, and the output that follows them on the page."""
 
-    kind: str
-    text: str
+    lines: tuple[str, ...]
     output: str
 
 
 def steps(page: str) -> list[Step]:
-    """The blocks of the page in their order; output belongs to the commands before it."""
+    """The blocks of the page in their order."""
     found = BLOCK.findall(page)
     following = [*found[1:], ("", "")]
     return [
-        Step(kind, text, after if after_kind == "text" else "")
+        Step(tuple(text.strip().splitlines()), after if after_kind == "text" else "")
         for (kind, text), (after_kind, after) in zip(found, following, strict=True)
-        if kind != "text"
+        if kind == "sh"
     ]
 
 
 class Terminal:
-    """A shell in an empty folder, and ``pipeline dev`` beside it."""
+    """A shell in a folder. What it prints goes to a file."""
 
-    def __init__(self, folder: Path) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-        path = f"{BIN}:{os.environ['PATH']}"
-        self.folder, self.environ = folder, clean | {"PATH": path, "PIPELINE_TICK": "500ms", "COLUMNS": "200"}
-        self.dev: subprocess.Popen[bytes] | None = None
-
-    def start_dev(self) -> None:
-        log = self.folder / "dev.log"
-        with log.open("wb") as file:
-            self.dev = subprocess.Popen(
-                ["pipeline", "dev", "receipts", "--no-flower"],
-                cwd=self.folder,
-                env=self.environ,
-                stdout=file,
-                stderr=file,
+    def __init__(self, folder: Path, environ: dict[str, str], log: Path) -> None:
+        self.log, self.typed = log, 0
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                ["bash", "--norc"],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_for(lambda: " ready." in log.read_text(), within=WITHIN, why="the worker ready")
 
-    def stop_dev(self) -> None:
-        """Press Ctrl-C."""
-        if self.dev and self.dev.poll() is None:
-            self.dev.send_signal(signal.SIGINT)
-            assert self.dev.wait(timeout=WITHIN) == 0
+    def type(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
 
-    def run_until_printed(self, commands: str, expected: str) -> None:
-        """Run all commands once, and the last one again until the page's output appears: work takes a moment."""
-        *before, last = commands.strip().splitlines()
-        printed = "".join(self._run(line) for line in before)
-        if matches(expected, printed + self._run(last, check=False)):
-            return
+    def run(self, line: str) -> tuple[str, int]:
+        """Type a line, and return what it prints and its exit code."""
+        self.typed += 1
+        mark, before = f"line {self.typed} ended with ", self.log.stat().st_size
+        self.type(line)
+        self.type(f"echo '{mark}'$?")
 
-        def assert_printed() -> bool:
-            output = printed + self._run_again(last)
-            assert matches(expected, output), output
-            return True
+        def ended() -> re.Match[str] | None:
+            assert self.process.poll() is None, self.log.read_text()
+            return re.search(f"(.*){mark}(\\d+)\n", self.log.read_bytes()[before:].decode(), re.DOTALL)
 
-        wait_for(assert_printed, within=WITHIN, every=0.5, why=f"{last!r} printing {expected!r}")
+        found = wait_for(ended, within=WITHIN, why=f"{line!r} to end")
+        assert found is not None
+        return found[1], int(found[2])
 
-    def _run(self, line: str, *, check: bool = True) -> str:
-        done = subprocess.run(
-            line, shell=True, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0 or not check, done.stderr
-        return done.stdout
+    def press_ctrl_c(self) -> None:
+        os.killpg(self.process.pid, signal.SIGINT)
 
-    def _run_again(self, line: str) -> str:
-        """Run a command that has run in a process of its own before; a fork costs a tenth of it."""
-        program, *arguments = shlex.split(line)
-        if program != "pipeline":
-            return self._run(line, check=False)
-        return forked_python.run(*arguments, environ=self.environ, cwd=self.folder).stdout
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.communicate(timeout=WITHIN)
 
 
 def matches(expected: str, printed: str) -> bool:
@@ -107,43 +96,106 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern.replace(r"\ .*", ".*"), printed.strip(), re.DOTALL) is not None
 
 
+def carry_out(terminal: Terminal, step: Step) -> None:
+    """Type the lines of a step; the last one again, as the page says, until its output is there."""
+    *before, last = step.lines
+    printed = ""
+    for line in before:
+        output, code = terminal.run(line)
+        assert code == 0, output
+        printed += output
+
+    def is_as_printed() -> bool:
+        output, code = terminal.run(last)
+        assert matches(step.output, printed + output) if step.output else code == 0, printed + output
+        return True
+
+    wait_for(is_as_printed, within=WITHIN, every=2, why=f"{last!r} printing {step.output!r}")
+
+
+def closure(*wanted: str) -> dict[str, Distribution]:
+    """Return what these need and what that needs, by what each declares, as it is installed here."""
+    waiting, found = [Requirement(each) for each in wanted], dict[str, Distribution]()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) not in found:
+            found[str(requirement)] = package = distribution(requirement.name)
+            extras = ("", *requirement.extras)
+            waiting += [
+                needed
+                for needed in map(Requirement, package.requires or ())
+                if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+    return found
+
+
+def link_dependencies(folder: Path, *wanted: str) -> None:
+    """Link the packages that these need, without our own."""
+    for package in closure(*wanted).values():
+        tops = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
+        for top in tops if package.name != DISTRIBUTION else ():
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(package.locate_file(top))))
+
+
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    started = Terminal(tmp_path)
-    yield started
-    if started.dev and started.dev.poll() is None:
-        started.dev.kill()
-        started.dev.wait()
-    servers.remove(tmp_path / ".pipeline")
+def environ(project: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user: Python, the wheel where pip looks for it, and nothing of ours."""
+    programs, links, wheels = (tmp_path / name for name in ("bin", "links", "wheels"))
+    programs.mkdir()
+    links.mkdir()
+    (programs / "python3").symlink_to(Path(sys.executable).resolve())
+    link_dependencies(links, *INSTALLED)
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(wheels), str(project)]
+    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True, timeout=WITHIN)
+    unwanted = ("PIPELINE_", "PYTHON", "PYTEST_", "PIP_", "VIRTUAL_ENV", "COV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    path = [folder for folder in kept["PATH"].split(os.pathsep) if Path(folder) != Path(sys.executable).parent]
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
+    return kept | pip | {"PATH": os.pathsep.join([str(programs), *path]), "PYTHONPATH": str(links), "COLUMNS": "200"}
 
 
-def save(step: Step, file: Path) -> None:
-    """Save the workflow; a later block is the method that the reader adds to the connector."""
-    if not file.exists():
-        file.write_text(step.text)
-        return
-    text = file.read_text().replace("import Connector,", "import Applied, Connector, NotFound,")
-    file.write_text(text.replace("\n\n\nmail = Mail()", f"\n\n{step.text}\n\nmail = Mail()"))
+@pytest.fixture
+def terminals(tmp_path: Path, environ: dict[str, str]) -> Iterator[list[Terminal]]:
+    """The terminals that the reader has open. The first one is in an empty folder."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    opened = [Terminal(folder, environ, tmp_path / "first.log")]
+    yield opened
+    for each in opened:
+        each.end()
+    servers.remove(folder / ".pipeline")
 
 
 @pytest.mark.timeout(600)
-def test_the_quickstart_works_as_it_is_printed(project: Path, terminal: Terminal) -> None:
-    done = 0
-    for step in steps((project / "docs/quickstart.md").read_text(encoding="utf-8")):
-        if step.kind == "python":
-            save(step, terminal.folder / "receipts.py")
-        elif step.text == START:
-            terminal.stop_dev()
-            terminal.start_dev()
-        elif not step.text.startswith(INSTALLATION):
-            terminal.run_until_printed(step.text, step.output)
-            done += 1
-    terminal.stop_dev()
-    assert done == 7
-    assert (terminal.folder / "outbox.txt").read_text().count("\n") == 3
+def test_the_quickstart_works_as_it_is_printed(
+    project: Path, tmp_path: Path, environ: dict[str, str], terminals: list[Terminal]
+) -> None:
+    page = (project / "docs/quickstart.md").read_text(encoding="utf-8")
+    done = steps(page)
+    for step in done:
+        if step.lines[0].startswith("pipeline dev "):
+            terminals[0].type(step.lines[0])
+            wait_for(lambda: " ready." in terminals[0].log.read_text(), within=WITHIN, why="the worker ready")
+            terminals.append(Terminal(tmp_path / "empty", environ, tmp_path / "second.log"))
+        else:
+            carry_out(terminals[-1], step)
+    assert (len(terminals), len(done)) == (2, page.count("```sh"))
+    terminals[0].press_ctrl_c()
+    wait_for(lambda: "Stopped. Its data stays in" in terminals[0].log.read_text(), within=WITHIN)
+    sent = (tmp_path / "empty/sent.txt").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in sent] == [
+        "ada: Order 4711 is paid",
+        "slow: Order 4712 is paid",
+        "slow: Order 4713 is sent",
+    ]
 
 
 def test_output_that_differs_from_the_page_is_found() -> None:
     assert matches("event …  [committed]\n", "event 1  [committed]\n")
     assert not matches("event …  [committed]\n", "event 1  [mutating]\n")
     assert not matches("1\n", "2\n")
+
+
+def test_the_page_is_short(project: Path) -> None:
+    assert len((project / "docs/quickstart.md").read_text(encoding="utf-8").split()) <= 600
