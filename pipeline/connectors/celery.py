@@ -9,7 +9,10 @@ This module imports nothing of Celery: it uses the tasks that it is given.
 import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from pipeline.connectors.sdk import Call, Connector, Operation, mutation
 from pipeline.domain.errors import HandlerError, InvalidInputError, LogicError, TransientError
@@ -55,6 +58,7 @@ class Tasks(Connector):
         - ``options`` are those of ``mutation``. Declare ``keyed=True`` only if the task has one effect per key.
         """
         celery_task: Any = task
+        _require_task(celery_task)
         carry_out = _sent if remote else _run_here
         if remote and celery_task.ignore_result:
             raise InvalidInputError(
@@ -64,7 +68,7 @@ class Tasks(Connector):
         if remote and reconcile is None:
             reconcile = _result_reader(celery_task, lambda error: operation.reading(error))
 
-        def function(connector: Any, call: Call, **params: Any) -> Any:
+        def function(connector: Any, call: Call, /, **params: Any) -> Any:
             del connector
             if not call.remaining:
                 raise TransientError("the deadline had passed before the task began")
@@ -76,8 +80,9 @@ class Tasks(Connector):
         if reconcile is not None:
             operation.set_reconcile_function(_as_method(reconcile))
         kind: Any = type(self)
-        if operation.name in vars(kind):
-            raise InvalidInputError(f"{self.name} has a task {operation.name!r} already; expected a name of its own.")
+        if hasattr(kind, operation.name):
+            taken = "a task" if operation.name in vars(kind) else "an attribute"
+            raise InvalidInputError(f"{self.name} has {taken} {operation.name!r} already; expected a name of its own.")
         setattr(kind, operation.name, operation)
         kind._operations = None  # collected before
         return task
@@ -93,7 +98,7 @@ class Tasks(Connector):
 
         def declare(task: T) -> T:
             self.add(task, **options)
-            name = _function_of(task).__name__
+            name = _name_of(task)
             topic = workflow.topic(name, schema=type(self).operations()[name].model)
 
             def request(ctx: Any, event: Any) -> Any:
@@ -110,21 +115,31 @@ def _run_here(task: Any, call: Call, params: dict[str, Any]) -> Any:
     """Run the body of a task in this thread. ``self.retry()`` raises its error instead of sending a message."""
     task.push_request(id=call.idempotency_key, kwargs=params, called_directly=True)
     try:
-        # a base class may put the body into a context, as Flask's recipe does
-        is_plain = getattr(type(task).__call__, "__module__", "").startswith("celery.")
-        return task.run(**params) if is_plain else task(**params)
+        # a base class may put the body into a context, as Flask's recipe does; a lazy task has its class only by name
+        is_plain = getattr(task.__class__.__call__, "__module__", "").startswith("celery.")
+        return task.run(**params) if is_plain else _with_key(task, call.idempotency_key)(**params)
     finally:
         task.pop_request()
 
 
+def _with_key(task: Any, key: str) -> Any:
+    """Return a copy whose requests all have the key: Celery's own ``__call__`` makes one more, without an id."""
+    kind = task.__class__
+    copy = object.__new__(kind)
+    copy.__dict__.update(vars(task._get_current_object() if hasattr(task, "_get_current_object") else task))
+    copy.push_request = partial(task.push_request, id=key, called_directly=True)
+    return copy
+
+
 def _sent(task: Any, call: Call, params: dict[str, Any]) -> Any:
     """Send the message of a task, and wait for its result until the deadline."""
-    if not _has_results(task):
-        raise LogicError(f"the app of {task.name!r} has no result backend, so the outcome could not be read")
+    if problem := _backend_problem(task):
+        raise LogicError(f"the app of {task.name!r} has {problem}, so the outcome could not be read")
+    models = {name: value.model_dump(mode="json") for name, value in params.items() if isinstance(value, BaseModel)}
     with task.app.producer_or_acquire() as producer:
         _connect(producer, call)
         task.apply_async(
-            kwargs=params, task_id=call.idempotency_key, producer=producer, retry=False, ignore_result=False
+            kwargs=params | models, task_id=call.idempotency_key, producer=producer, retry=False, ignore_result=False
         )
     pause, over = _FIRST_PAUSE, threading.Event()
     while True:
@@ -151,9 +166,10 @@ def _connect(producer: Any, call: Call) -> None:
 def _result_reader(task: Any, reading: Callable[[BaseException], ErrorReading]) -> Callable[..., Verdict]:
     """Return a reconcile by the result backend. What it does not know may still be in a queue, or run."""
 
-    def reconcile(call: Call, **_: Any) -> Verdict:
-        found = task.app.AsyncResult(call.idempotency_key) if _has_results(task) else None
-        state = found.state if found is not None else "unknown: the app has no result backend"
+    def reconcile(call: Call, /, **_: Any) -> Verdict:
+        problem = _backend_problem(task)
+        found = None if problem else task.app.AsyncResult(call.idempotency_key)
+        state = found.state if found is not None else f"unknown: the app has {problem}"
         if found is not None and state == "SUCCESS":
             return Applied(found.result)
         if found is not None and state == "FAILURE":
@@ -166,8 +182,11 @@ def _result_reader(task: Any, reading: Callable[[BaseException], ErrorReading]) 
     return reconcile
 
 
-def _has_results(task: Any) -> bool:
-    return type(task.app.backend).__name__ != "DisabledBackend"
+def _backend_problem(task: Any) -> str:
+    """Describe why another process could not read the result of a task; empty if it can."""
+    kind = type(task.app.backend).__name__
+    problems = {"DisabledBackend": "no result backend", "RPCBackend": "a result backend that only the sender can read"}
+    return problems.get(kind, "")
 
 
 def _error_of(found: Any) -> BaseException:
@@ -192,16 +211,32 @@ def _reader(
 
 
 def _as_method(reconcile: Callable[..., Verdict]) -> Callable[..., Verdict]:
-    def method(connector: Any, call: Call, **params: Any) -> Verdict:
+    def method(connector: Any, call: Call, /, **params: Any) -> Verdict:
         del connector
         return reconcile(call, **params)
 
     return method
 
 
+def _require_task(task: Any) -> None:
+    """Refuse what is no task, and a task whose body Celery would never run."""
+    if not (hasattr(task, "run") and hasattr(task, "push_request")):
+        raise InvalidInputError(f"{task!r} is no Celery task; expected this decorator above that of Celery.")
+    if inspect.iscoroutinefunction(_function_of(task)):
+        raise InvalidInputError(
+            f"The task {task.name!r} is an `async def`, which Celery does not run; expected a `def`."
+        )
+
+
 def _function_of(task: Any) -> Any:
     """Return the function that was decorated."""
     return inspect.unwrap(getattr(task.run, "__func__", task.run))
+
+
+def _name_of(task: Any) -> str:
+    """Return the name of the function, or of a task that is a class."""
+    name: str = _function_of(task).__name__
+    return task.name.rpartition(".")[2] if name == "run" else name
 
 
 def _take_signature(function: Any, task: Any) -> None:
@@ -213,10 +248,16 @@ def _take_signature(function: Any, task: Any) -> None:
         raise InvalidInputError(
             f"The task {task.name!r} takes {wrong[0]!r} by position only; expected arguments that have names."
         )
-    first = [inspect.Parameter(name, positional) for name in ("connector", "call")]
+    first = [inspect.Parameter(name, positional) for name in ("_connector", "_call")]
     kept = [
         each if each.kind is each.VAR_KEYWORD else each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in taken
     ]
     function.__signature__ = inspect.Signature([*first, *kept])
-    function.__name__, function.__qualname__, function.__module__ = body.__name__, task.name, body.__module__
-    function.__annotations__ = inspect.get_annotations(body, eval_str=True)
+    function.__name__, function.__qualname__, function.__module__ = _name_of(task), task.name, body.__module__
+    try:
+        function.__annotations__ = inspect.get_annotations(body, eval_str=True)
+    except NameError as error:
+        raise InvalidInputError(
+            f"The annotations of the task {task.name!r} cannot be read ({error}); expected names that the module has "
+            "when it runs."
+        ) from error

@@ -1,20 +1,23 @@
 """Existing Celery tasks as mutations: run here or sent to their workers, and what they say is true."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+import celery
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, Task, shared_task
 from celery.contrib.testing.worker import start_worker
+from pydantic import BaseModel
 
 from pipeline import Call, Grade, InvalidInputError, LogicError, NotFound, Retry, Workflow
 from pipeline.connectors.celery import Tasks
 from pipeline.domain.reconciliation import Applied, ErrorMeaning
 from pipeline.embedded import servers
+from pipeline.store.database import Database
 from pipeline.testing import FaultyProxy, Inline, Subject, is_complete_http_request
 from tests.support.conformance_retries import patient
 from tests.testing.conformance_server import World, running
@@ -136,6 +139,133 @@ def test_a_task_that_cannot_be_a_mutation_is_refused_with_a_sentence() -> None:
     with pytest.raises(InvalidInputError, match="has a task 'silent' already"):
         tasks.add(silent)
     assert "silent" not in type(Tasks("legacy")).operations(), "each connector has tasks of its own"
+
+
+def test_what_is_no_task_or_could_not_be_run_is_refused_with_a_sentence() -> None:
+    app, tasks = a_shop(), Tasks()
+
+    def plain() -> None: ...
+
+    async def awaited() -> None: ...
+
+    def unreadable(order: str) -> None: ...
+
+    def add() -> None: ...
+
+    unreadable.__annotations__["order"] = "Unknown"  # as of an import for type checkers only
+    refusals = {
+        "expected this decorator above that of Celery": plain,
+        "which Celery does not run": app.task(shared=False)(awaited),
+        "cannot be read .name 'Unknown' is not defined.": app.task(shared=False)(unreadable),
+        "has an attribute 'add' already": app.task(shared=False)(add),
+    }
+    for said, task in refusals.items():
+        with pytest.raises(InvalidInputError, match=said):
+            tasks.durable(Workflow("shop"))(task)
+
+
+class CountingTask(Task):  # type: ignore[misc]  # celery ships no types
+    """A base class as in many shops."""
+
+    calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Count the call."""
+        type(self).calls += 1
+        return super().__call__(*args, **kwargs)
+
+
+class Refund(Task):  # type: ignore[misc]
+    """A task that is a class."""
+
+    name = "shop.refund"
+
+    def run(self, order: str) -> str:
+        """Return the key."""
+        return f"{order} {self.request.id}"
+
+
+def test_a_task_of_any_kind_runs_with_its_base_class_and_knows_the_key() -> None:
+    app, tasks = a_shop(), Tasks()
+
+    @app.task(shared=False, bind=True, base=CountingTask)
+    def counted(self: Any, *, call: str) -> str:
+        return f"{call} {self.request.id}"
+
+    @shared_task(bind=True, ignore_result=True, name="tests.shared")
+    def shared(self: Any, order: str, **more: str) -> str:
+        return f"{order} {more} {self.request.id}"
+
+    @app.task(shared=False, bind=True)
+    def reports(self: Any) -> str:
+        self.update_state(state="PROGRESS")
+        return str(self.request.id)
+
+    for task in (counted, shared, reports):
+        tasks.add(task)
+    tasks.add(app.register_task(Refund()))
+    assert called(tasks, "counted", call="1") == "1 key"
+    assert counted.calls == 1
+    assert called(tasks, "shared", order="1", note="x") == "1 {'note': 'x'} key"
+    assert called(tasks, "refund", order="1") == "1 key"
+    assert called(tasks, "reports") == "key"
+
+
+class Order(BaseModel):
+    """An argument of a task with models."""
+
+    number: str
+    due: datetime
+
+
+class Receipt(BaseModel):
+    """The result of a task with models."""
+
+    order: str
+
+
+DUE = {"number": "1", "due": "2026-01-02T03:04:05Z"}
+
+
+@pytest.mark.skipif(celery.__version__ < "5.5", reason="Celery reads models since 5.5")
+def test_a_task_with_models_gets_and_returns_them(db: Database) -> None:
+    app, shop, tasks = a_shop(), Workflow("shop"), Tasks()
+
+    @tasks.durable(shop)
+    @app.task(shared=False, pydantic=True)
+    def charge(order: Order) -> Receipt:
+        return Receipt(order=f"{order.number} of {order.due.year}")
+
+    run = Inline(db, [shop], [tasks])
+    run.publish(shop.topics["charge"], {"order": DUE})
+    run.run()
+    (mutation,) = run.ledger()
+    assert (mutation.status, mutation.result) == ("applied", {"order": "1 of 2026"})
+
+
+def test_the_message_of_a_task_with_models_holds_their_fields() -> None:
+    app, tasks = a_shop(broker_url="memory://", result_backend="cache+memory://"), Tasks()
+
+    @app.task(shared=False, name="shop.charge")
+    def charge(order: Order) -> None: ...
+
+    tasks.add(charge, remote=True)
+    with pytest.raises(TimeoutError, match="has not ended in time"):
+        called(tasks, "charge", order=Order.model_validate(DUE))
+    with app.connection() as connection:
+        message = connection.SimpleQueue("celery").get(block=False)
+    assert message.payload[1] == {"order": DUE}
+
+
+def test_results_that_only_their_sender_can_read_say_nothing() -> None:
+    app, tasks = a_shop(broker_url="memory://", result_backend="rpc://"), Tasks()
+
+    @app.task(shared=False, name="shop.charge")
+    def charge() -> None: ...
+
+    tasks.add(charge, remote=True)
+    with pytest.raises(LogicError, match="a result backend that only the sender can read"):
+        called(tasks, "charge")
 
 
 @pytest.fixture
