@@ -17,7 +17,8 @@ FAST_TESTS := $(addprefix tests/,domain workflows architecture deploy support te
 # What a version of a dependency could change: imports, SQL, workers, brokers, HTTP, spans.
 LOWEST_TESTS := $(addprefix tests/,test_config.py domain/test_model_payloads.py domain/test_payloads.py workflows migrations \
     store/test_database.py store/test_connections.py client/test_publishing.py transitions/test_publish.py cli/test_help.py \
-    cli/test_answers.py ingest/test_queue.py connectors/test_http.py acceptance/test_celery_app.py api telemetry/test_worker_traces.py)
+    cli/test_answers.py ingest/test_queue.py connectors/test_http.py acceptance/test_celery_app.py api telemetry/test_worker_traces.py \
+    test_celeryconfig.py connectors/test_celery.py acceptance/test_existing_tasks.py)
 LOWEST := .venv-lowest
 REDIS_BIN ?=
 POSTGRES_BIN ?=
@@ -32,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline celery_durable_effects tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup audit fuzz check test test-fast test-lowest lowest-venv test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo lock clean
+.PHONY: help setup audit fuzz check test test-fast test-lowest lowest-venv test-versions test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +81,9 @@ fuzz: setup ## try the parsers of outside bytes with a million examples each; en
 
 test-servers: setup ## the tests of the servers on chosen ones: REDIS_BIN=/path/to/redis-server POSTGRES_BIN=/path/to/bin
 	PIPELINE_REDIS_BIN='$(REDIS_BIN)' PIPELINE_POSTGRES_BIN='$(POSTGRES_BIN)' $(PY) -m pytest $(PYTEST_OPTIONS) $(SERVER_TESTS)
+
+test-versions: setup ## a part of the tests with other Pythons, Celeries and Postgreses: VERSIONS='celery-5.4 postgres-14'
+	$(PY) -m tools.versions $(VERSIONS)
 
 test-lowest: lowest-venv ## a part of the tests with the lowest versions that pyproject.toml declares
 	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) -p no:cacheprovider $(LOWEST_TESTS)

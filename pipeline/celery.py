@@ -259,6 +259,7 @@ class PipelineTask(Task):  # type: ignore[misc]  # celery ships no types
     reject_on_worker_lost = True  #: the message of a killed child is delivered again; otherwise Celery drops it
     retry_on_worker_lost = False
     acks_on_failure = acks_on_timeout = True
+    acks_on_failure_or_timeout = True  #: both, before Celery 5.7
     ignore_result = True  #: results live in Postgres; storing them again costs a tenth of the throughput
     store_errors_even_if_ignored = store_eager_result = track_started = False
     rate_limit = 0  #: none; with None the `task_default_rate_limit` of the app would count

@@ -103,7 +103,7 @@ def require_usable_client(client: Redis, block_ms: int) -> None:
     kwargs = client.get_connection_kwargs()
     retry = kwargs.get("retry")
     problems = {
-        "it may retry by itself": retry is None or retry.get_retries() != 0,
+        "it may retry by itself": retry is None or _retries(retry) != 0,
         "it takes connections from a pool, which replaces a dropped one silently": client.connection is None,
         "it decodes responses": bool(kwargs.get("decode_responses")),
         "it does not speak protocol 2": str(kwargs.get("protocol")) != "2",
@@ -115,6 +115,11 @@ def require_usable_client(client: Redis, block_ms: int) -> None:
             f"This Redis client cannot be used: {'; '.join(found)}. Make it with pipeline.ingest.connect_redis."
         )
     require_socket_timeout(client, block_ms)
+
+
+def _retries(retry: Any) -> int:
+    found: int = retry.get_retries() if hasattr(retry, "get_retries") else retry._retries  # before redis-py 6
+    return found
 
 
 def require_socket_timeout(client: Redis, block_ms: int) -> None:

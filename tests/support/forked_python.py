@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -266,7 +267,8 @@ def _replace_children_soon() -> None:
 
 def main() -> None:
     for name in sys.argv[2:]:
-        import_module(name)
+        with suppress(ModuleNotFoundError):  # modules of newer versions of Celery
+            import_module(name)
     _replace_children_soon()
     gc.collect()
     gc.freeze()  # no fork searches what was imported for garbage: that would copy every page of it

@@ -11,10 +11,13 @@ from typing import Any
 
 import redis
 from celery import Celery, Task, bootsteps, chord, group, signals
+from celery.app.defaults import SETTING_KEYS
 from celery.apps.worker import Worker
 from celery.worker.consumer import Consumer
 
 BROKER = os.environ["HOST_BROKER"]
+#: Its name until Celery 5.6, and since.
+_ACKS_ON_FAILURE = f"task_acks_on_failure{'' if 'task_acks_on_failure' in SETTING_KEYS else '_or_timeout'}"
 
 
 class ShopTask(Task):  # type: ignore[misc]  # celery ships no types
@@ -82,7 +85,7 @@ app.conf.update(
     task_annotations={"*": {"acks_late": False, "priority": 3}, "shop.mail": {"rate_limit": "50/s"}},
     task_time_limit=300,
     task_track_started=True,
-    task_acks_on_failure=False,
+    **{_ACKS_ON_FAILURE: False},
     task_default_queue="shop",
     task_queues={
         "shop": {"exchange": "shop", "routing_key": "shop"},
@@ -99,7 +102,7 @@ if name := os.environ.get("HOST_BEAT_SCHEDULER"):
 
 OPTIONS = """
     acks_late reject_on_worker_lost ignore_result serializer rate_limit time_limit soft_time_limit track_started
-    acks_on_failure acks_on_timeout priority
+    acks_on_failure acks_on_timeout acks_on_failure_or_timeout priority
 """
 
 
@@ -114,7 +117,7 @@ def mail(self: Any, to: str) -> str:
 def options() -> dict[str, Any]:
     """Return the options of every task of the shop, as this worker has them."""
     return {
-        name: {option: getattr(task, option) for option in OPTIONS.split()}
+        name: {option: getattr(task, option, None) for option in OPTIONS.split()}
         for name, task in app.tasks.items()
         if name.startswith("shop.")
     }
