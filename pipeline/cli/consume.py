@@ -90,10 +90,18 @@ def _show_liveness(task: Task, policy: ConsumerPolicy, stalled_after: float | No
     file = common.load_settings().liveness_file
     if file is None:
         return
-    bounds = (policy.steps.fetch.retry.timeout or 0.0, 2 * (policy.loop.transaction_timeout or 0.0))
-    after = stalled_after or max(_STALLED_AFTER, *(bound + _STALLED_AFTER / 10 for bound in bounds))
+    after = stalled_after or longest_regular(policy)
     watch = partial(liveness.touch_forever, file, stalled=partial(task.stalled, after))
     threading.Thread(target=watch, name="pipeline-liveness", daemon=True).start()
+
+
+def longest_regular(policy: ConsumerPolicy) -> float:
+    """Return after how many seconds a fetch or an item is stalled: no policy of its steps lets it take longer."""
+    steps = policy.steps
+    item = sum(step.retry.longest() for step in (steps.process, steps.success, steps.exception))
+    if policy.loop.transaction_timeout is not None:
+        item = 2 * policy.loop.transaction_timeout
+    return max(_STALLED_AFTER, *(bound + _STALLED_AFTER / 10 for bound in (steps.fetch.retry.longest(), item)))
 
 
 def _exit_code(report: LoopReport, problem: PipelineError | None, *, strict: bool) -> int:

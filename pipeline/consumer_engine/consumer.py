@@ -259,6 +259,11 @@ class _Consumer:
         for name, arguments in _HOOK_ARGUMENTS.items():
             hook = getattr(self, name)
             problem = _signature_problem(hook, *arguments) if callable(hook) else f"it is of type {_type_name(hook)}"
+            if _is_generator(hook):
+                raise InvalidInputError(
+                    f"{name} of {_type_name(self)} is a generator function: a call would run nothing of it, and the "
+                    "item would count as done. Expected a function without yield. Nothing was fetched."
+                )
             if problem is not None:
                 raise InvalidInputError(
                     f"{name} of {_type_name(self)} cannot be called with ({', '.join(arguments)}): {problem}. "
@@ -459,6 +464,11 @@ def _is_async(function: Callable[..., Any]) -> bool:
     """Return whether a call gives an awaitable. A function that it wraps does not count."""
     plain = _unwrap_partial(function)
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(getattr(plain, "__call__", None))  # noqa: B004
+
+
+def _is_generator(function: Callable[..., Any]) -> bool:
+    plain = _unwrap_partial(function)
+    return inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
 
 
 def _function_name(function: Callable[..., Any]) -> str:

@@ -25,8 +25,10 @@ class _Function:
 
     def __init__(self, function: Process, source: Any, policy: ConsumerPolicy) -> None:
         self.process_transaction, self.policy = function, policy
-        self._build, self._building = source, threading.Lock()
-        if _is_source(source) or not callable(source):
+        self._building = threading.Lock()
+        if isinstance(source, type) or (callable(source) and not _is_source(source)):
+            self._build = source
+        else:
             self.__dict__["source"] = source
         self.__doc__ = function.__doc__
 
@@ -40,8 +42,16 @@ class _Function:
             raise AttributeError(f"{type(self).__name__!r} task has no attribute {name!r}")
         with self._building:
             if "source" not in self.__dict__:
-                self.__dict__["source"] = self._build()
+                self.__dict__["source"] = self._built_source()
         return self.__dict__["source"]
+
+    def _built_source(self) -> Any:
+        try:
+            return self._build()
+        except AttributeError as error:  # as it is, Python would take it for a task without a source
+            raise InvalidInputError(
+                f"The source of {type(self).__name__} could not be built: {error}. Correct the function that builds it."
+            ) from error
 
     def on_success(self, handler: Handler) -> Handler:
         """Use a function as the success handler: ``handler(transaction, result)``."""
@@ -78,6 +88,11 @@ class _Decorator:
     @overload
     def __call__(self, function: Process) -> FunctionTask: ...
     def __call__(self, function: Process) -> FunctionTask | AsyncFunctionTask:
+        if not inspect.isroutine(function):
+            raise InvalidInputError(
+                f"@consume decorates something of type {type(function).__name__}; expected a function with one "
+                "argument, the transaction. For more than a function write a class with ConsumerMixin."
+            )
         kind = AsyncFunctionTask if inspect.iscoroutinefunction(function) else FunctionTask
         named: Any = type(
             function.__name__, (kind,), {"__module__": function.__module__}
@@ -99,7 +114,7 @@ def consume(
     """Make a task of the consumer engine from a function that does the work of one item.
 
     ``source`` is a source, or a function without arguments that builds one at the first use. The other arguments are
-    those of `ConsumerPolicy.of`; with ``policy``, they are not used. The task is a `ConsumerMixin`, or an
+    those of `ConsumerPolicy.of`, or a whole ``policy`` takes their place. The task is a `ConsumerMixin`, or an
     `AsyncConsumerMixin` if the function is ``async def``.
     """
     if inspect.isfunction(source) and _takes_arguments(source):
@@ -107,10 +122,19 @@ def consume(
             f"@consume was given the function {source.__qualname__}, which takes arguments; expected a source, or a "
             "function without arguments that builds one: @consume(source)."
         )
-    chosen = policy or ConsumerPolicy.of(
-        batch=batch, concurrency=concurrency, attempts=attempts, timeout=timeout, **more
-    )
-    return _Decorator(source, chosen)
+    short = {"batch": batch, "concurrency": concurrency, "attempts": attempts, "timeout": timeout, **more}
+    if policy is None:
+        return _Decorator(source, ConsumerPolicy.of(**short))
+    unused = [name for name, value in short.items() if value != _DEFAULTS.get(name)]
+    if unused:
+        raise InvalidInputError(
+            f"@consume got policy= and {', '.join(f'{name}=' for name in unused)}; expected one of the two, because a "
+            "policy holds these settings."
+        )
+    return _Decorator(source, policy)
+
+
+_DEFAULTS = {"batch": 1, "concurrency": 1, "attempts": 1, "timeout": None}
 
 
 def _takes_arguments(function: Callable[..., Any]) -> bool:

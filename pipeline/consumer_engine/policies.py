@@ -90,6 +90,16 @@ class RetryPolicy(EnginePolicy):
         """Return the seconds to wait after failure ``index``, counted from 0."""
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
+    def longest(self) -> float:
+        """Return the seconds of all attempts and pauses. An attempt without a timeout counts as none."""
+        total, pauses = self.max_attempts * (self.timeout or 0.0), self.max_attempts - 1
+        for index in range(pauses):
+            pause = self.pause(index)
+            if pause == self.pause(index + 1):  # so are all that follow
+                return total + pause * (pauses - index)
+            total += pause
+        return total
+
 
 class ConcurrencyPolicy(EnginePolicy):
     """How many items are processed at once."""
@@ -200,26 +210,40 @@ class ConsumerPolicy(EnginePolicy):
         streaming: bool = False,
         continuous: bool = False,
         acknowledge_together: bool = False,
-    ) -> Self:
+    ) -> "ConsumerPolicy":
         """Build a policy from the settings that most tasks need.
 
         ``attempts`` and ``backoff`` are those of processing. ``timeout`` is that of an item, from its start to the end
         of its handlers.
         """
-        retry = RetryPolicy(max_attempts=attempts, backoff=backoff, backoff_cap=max(30.0, backoff) if backoff else 0.0)
-        loop = ConsumerLoopPolicy(
-            batch=BatchPolicy(size=batch, acknowledge_together=acknowledge_together),
-            concurrency=ConcurrencyPolicy(value=concurrency),
-            transaction_timeout=timeout,
-            limit=limit,
-            streaming=streaming,
-            continuous=continuous,
-        )
-        return cls(loop=loop, steps=ConsumerSteps(process=ProcessPolicy(retry=retry)))
+        retry = {"max_attempts": attempts, "backoff": backoff}
+        if isinstance(backoff, int | float) and backoff:
+            retry["backoff_cap"] = max(30.0, backoff)
+        loop = {
+            "batch": {"size": batch, "acknowledge_together": acknowledge_together},
+            "concurrency": {"value": concurrency},
+            "transaction_timeout": timeout,
+            "limit": limit,
+            "streaming": streaming,
+            "continuous": continuous,
+        }
+        values = {"loop": loop, "steps": {"process": {"retry": retry}}}
+        return build_policy(values, "The policy", _SHORT_NAMES)
 
 
 PREFIX = "CONSUME_"
-Origins = Mapping[tuple[str, ...], str]  #: path in the policy -> the variable that set it
+Origins = Mapping[tuple[str, ...], str]  #: path in the policy -> the variable or argument that set it
+_SHORT_NAMES: Origins = {
+    ("loop", "batch", "size"): "batch",
+    ("loop", "batch", "acknowledge_together"): "acknowledge_together",
+    ("loop", "concurrency", "value"): "concurrency",
+    ("loop", "transaction_timeout"): "timeout",
+    ("loop", "limit"): "limit",
+    ("loop", "streaming"): "streaming",
+    ("loop", "continuous"): "continuous",
+    ("steps", "process", "retry", "max_attempts"): "attempts",
+    ("steps", "process", "retry", "backoff"): "backoff",
+}
 
 _NONE = frozenset({"", "none", "null"})
 
@@ -257,7 +281,7 @@ def build_policy(
         return ConsumerPolicy.model_validate(values)
     except ValidationError as error:
         found = [(_variable_at(each["loc"], origins or {}), each) for each in error.errors()]
-        if all(name for name, _ in found):
+        if origins is not _SHORT_NAMES and all(name for name, _ in found):
             where = "The environment"
         raise PolicyError(where, [_problem_text(each, name) for name, each in found]) from None
 

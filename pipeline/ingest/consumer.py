@@ -5,10 +5,12 @@ and keeps no state but the stop flag. It acknowledges after the commit, or when 
 a consumer, and stale ones a recovery runner of their own, so that new messages never wait for a recovery.
 """
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import CoroutineType
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.domain.errors import InvalidInputError
@@ -51,7 +53,7 @@ def handle_in_transaction(
     tx = db_factory.begin()
     _require_commit_and_rollback(db_factory, tx)
     try:
-        handler(message, tx)
+        _require_plain_return(handler, handler(message, tx))
         tx.commit()
     except BaseException as error:
         try:
@@ -59,6 +61,18 @@ def handle_in_transaction(
         except Exception as second:  # noqa: BLE001 - the first error is the one to raise
             error.add_note(f"The rollback failed too: {second!r}")
         raise
+
+
+def _require_plain_return(handler: object, returned: object) -> None:
+    """Refuse an ``async def`` or generator function: nothing of it has run, and the message would be acknowledged."""
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        if isinstance(returned, CoroutineType):
+            returned.close()  # else Python warns that it was never awaited
+        name = getattr(handler, "__qualname__", type(handler).__name__)
+        raise InvalidInputError(
+            f"The handler {name} returned something of type {type(returned).__name__}, which has not run; expected a "
+            "plain function. For async code use AsyncConsumerMixin. The message stays pending."
+        )
 
 
 def _require_commit_and_rollback(db_factory: object, tx: object) -> None:

@@ -253,9 +253,7 @@ def _require_fetch_limits(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> N
 
 
 def _budget(retry: RetryPolicy) -> float:
-    if retry.timeout is None:
-        return math.inf
-    return retry.max_attempts * retry.timeout + sum(retry.pause(index) for index in range(retry.max_attempts - 1))
+    return math.inf if retry.timeout is None else retry.longest()
 
 
 def _transaction(message: QueueMessage) -> Transaction:

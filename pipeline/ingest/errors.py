@@ -1,6 +1,7 @@
 """Errors of streams.
 
 QueueError          Redis failed, or a stream cannot be used as requested
+├── QueueTimeoutError   Redis did not reply in time; the consumer engine takes it as a timeout
 ├── NoStreamError   Redis works, and has no such stream or group
 └── PoisonError     entries that cannot be used as they are
 LockedError         another transaction holds the message ids of a batch
@@ -22,6 +23,10 @@ _MOST_NAMED = 5
 
 class QueueError(PipelineError):
     """Redis failed, or a stream cannot be used as requested. Nothing was retried."""
+
+
+class QueueTimeoutError(QueueError, TimeoutError):
+    """Redis did not reply in time. Nothing was retried."""
 
 
 class NoStreamError(QueueError):

@@ -21,10 +21,11 @@ from typing import Any, NoReturn
 from opentelemetry.metrics import Meter, get_meter
 from redis import Redis
 from redis.exceptions import AskError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import distinct_keys
-from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
+from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError, QueueTimeoutError
 from pipeline.ingest.redis_client import ONE_SERVER, require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table
 from pipeline.telemetry import spans
@@ -445,7 +446,8 @@ class RedisStreamsQueue:
                 kind, advice = NoStreamError, "The key does not hold a stream; correct the name."
             raise kind(f"Redis refused to {action} {where}: {str(error).rstrip('.')}. {advice}") from error
         except RedisError as error:
-            raise QueueError(
+            kind = QueueTimeoutError if isinstance(error, RedisTimeoutError) else QueueError
+            raise kind(
                 f"Redis failed to {action} {where}: {str(error).rstrip('.')}. "
                 "Nothing was retried; start again when Redis responds."
             ) from error

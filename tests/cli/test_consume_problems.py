@@ -2,10 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.cli import consume
 from pipeline.cli.main import main
+from pipeline.consumer_engine.policies import ConsumerPolicy
 from tests.cli.test_consume import usage_error
 
 
@@ -80,3 +83,16 @@ def test_the_named_line_is_user_code_and_our_own_error_text_is_shown(
     output = usage_error([f"odd_{here.name}:Task"], capsys)
     assert message in output
     assert f"(odd_{here.name}.py:2)" in output
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        ({}, 300),
+        ({"loop": {"transaction_timeout": 200}}, 430),
+        ({"steps": {"process": {"retry": {"max_attempts": 5, "timeout": 120, "backoff": 10, "backoff_cap": 10}}}}, 670),
+        ({"steps": {"fetch": {"retry": {"max_attempts": 10, "timeout": 60}}}}, 630),
+    ],
+)
+def test_an_item_within_the_limits_of_its_policy_is_not_stalled(policy: dict[str, Any], seconds: float) -> None:
+    assert consume.longest_regular(ConsumerPolicy.model_validate(policy)) == seconds

@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -166,3 +168,54 @@ def test_the_short_form_of_a_policy_says_the_same_as_the_long_one() -> None:
 
 def test_the_command_finds_a_function() -> None:
     assert find_task("examples.paid_orders:check_order").policy.loop.streaming
+
+
+def _generator(transaction: Transaction) -> Any:
+    yield transaction
+
+
+async def _async_generator(transaction: Transaction) -> Any:
+    yield transaction
+
+
+@pytest.mark.parametrize("function", [_generator, _async_generator])
+def test_a_generator_function_is_refused_because_its_body_would_not_run(function: Any) -> None:
+    source = Kept(2)
+    with pytest.raises(InvalidInputError, match="is a generator function"):
+        run(consume(source)(function))
+    assert (source.asked, source.acknowledged) == ([], [])
+
+
+def _work(transaction: Transaction) -> None:
+    """Do the work."""
+
+
+def test_a_class_without_arguments_is_built_as_the_source() -> None:
+    class Two(Kept):
+        def __init__(self) -> None:
+            super().__init__(2)
+
+    assert run(consume(Two)(_work)).succeeded == 2
+
+
+def test_an_attribute_error_in_the_function_that_builds_a_source_is_shown() -> None:
+    def build() -> Kept:
+        raise AttributeError("no such setting")
+
+    with pytest.raises(InvalidInputError, match="could not be built: no such setting"):
+        run(consume(build)(_work))
+
+
+@pytest.mark.parametrize(
+    ("decorate", "said"),
+    [
+        (lambda: consume(Kept(1))(Kept), "decorates something of type type; expected a function"),  # type: ignore[arg-type]
+        (lambda: consume(Kept(1))(partial(_work)), "decorates something of type partial"),
+        (lambda: consume(Kept(1), policy=ConsumerPolicy(), batch=5, limit=2), "policy= and batch=, limit="),
+        (lambda: consume(Kept(1), batch=0), r"^The policy cannot be used: batch \(loop.batch.size\): .*, got 0"),
+        (lambda: consume(Kept(1), timeout=0, backoff="x"), r"timeout \(.*\): .*; backoff \(.*\): "),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused_in_a_sentence(decorate: Callable[[], Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        decorate()

@@ -289,3 +289,22 @@ def test_e4_an_error_that_a_task_raises_for_two_items_gets_two_ids() -> None:
     assert (first.transaction_id, second.transaction_id, shared.transaction_id) == ("t-1", "t-2", None)
     assert isinstance(first, OutOfStockError)
     assert as_transaction_exception(first, "t-1") is first
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [
+        RetryPolicy(max_attempts=5, timeout=10, backoff=1, backoff_multiplier=2, backoff_cap=5),
+        RetryPolicy(max_attempts=6, backoff=3),
+        RetryPolicy(max_attempts=4, timeout=2),
+        RetryPolicy(),
+    ],
+)
+def test_the_longest_time_of_a_step_is_that_of_its_attempts_and_pauses(retry: RetryPolicy) -> None:
+    pauses = sum(retry.pause(index) for index in range(retry.max_attempts - 1))
+    assert retry.longest() == retry.max_attempts * (retry.timeout or 0) + pauses
+
+
+def test_the_longest_time_of_a_step_without_end_is_known_at_once() -> None:
+    assert RetryPolicy(max_attempts=10**9, backoff=1, backoff_cap=2).longest() == 1 + 2 * (10**9 - 2)
+    assert RetryPolicy(max_attempts=10**9, backoff=1).longest() > 1e17

@@ -221,8 +221,9 @@ def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
     assert found is not None
     os.kill(found.pids["redis"], signal.SIGSTOP)
     try:
-        with pytest.raises(QueueError, match=r"(?i)timeout"):
+        with pytest.raises(QueueError, match=r"(?i)timeout") as caught:
             consumer.next()
+        assert isinstance(caught.value, TimeoutError)  # so the engine takes it as a timeout of the fetch
     finally:
         os.kill(found.pids["redis"], signal.SIGCONT)
 

@@ -264,3 +264,23 @@ def test_q14_a_recovery_ends_with_the_error_when_an_entry_was_trimmed_and_the_ne
         runner.run_once(lambda message, page: seen.append(message.id), Ledger())
     runner.run_once(lambda message, page: seen.append(message.id), Ledger())
     assert seen == [kept]
+
+
+async def _async_handler(message: QueueMessage, page: Page) -> None: ...
+
+
+def _generator_handler(message: QueueMessage, page: Page) -> Any:
+    yield message
+
+
+@rule("Q-3")
+@pytest.mark.parametrize("handler", [_async_handler, _generator_handler])
+def test_a_handler_that_has_not_run_is_refused_and_its_message_stays_pending(
+    place: Place, recovers: bool, handler: Any
+) -> None:
+    entry = a_message(place, stale=recovers)
+    worker = Worker(place, Ledger(), recovers=recovers)
+    with pytest.raises(InvalidInputError, match=rf"handler {handler.__name__} returned .* which has not run"):
+        worker.loop.run(handler, worker.ledger)
+    assert worker.ledger.trace == ["fetch", "begin", "rollback"]
+    assert list(place.pending()) == [entry]
