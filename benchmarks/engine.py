@@ -1,6 +1,6 @@
 """What the consumer engine costs per item, beside bare loops that do the same: `python benchmarks/engine.py`.
 
-The loops are those of tests/consumer_engine/test_overhead.py, which keeps the ratios below three. The work is next to nothing, so
+The loops are those of tests/consumer_engine/test_overhead.py, which keeps the ratios below 2.5. The work is next to nothing, so
 the ratio is the worst there is. Telemetry is off. Processor time, the least of several rounds taken in turns. It needs no
 server and takes a few seconds.
 """

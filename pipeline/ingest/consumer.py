@@ -52,8 +52,9 @@ def handle_in_transaction(
     """
     tx = db_factory.begin()
     _require_commit_and_rollback(db_factory, tx)
+    call: Callable[..., object] = handler
     try:
-        _require_plain_return(handler, handler(message, tx))
+        _require_plain_return(handler, call(message, tx))
         tx.commit()
     except BaseException as error:
         try:
