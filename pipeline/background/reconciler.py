@@ -197,7 +197,9 @@ class Reconciler:
         """
         if row.status == MutationStatus.NEEDS_RECONCILE:
             return reconciliation.defer(tx, row, why)
-        deferred = late_effects.begin_monitor_check(tx, MutationId(row.id), _MONITOR_RETRY, is_counted=False)
+        operation = self.registry.operation(row.connector, row.operation)
+        pause = _monitor_retry(operation.policy.monitor_after if operation is not None else ())
+        deferred = late_effects.begin_monitor_check(tx, MutationId(row.id), pause, is_counted=False)
         return deferred.next_monitor_at if deferred is not None else None
 
     def _reconcile_in_doubt(
@@ -248,7 +250,7 @@ class Reconciler:
         spans_after = operation.policy.monitor_after if operation is not None else ()
         with self.db.transaction() as tx:
             booked = late_effects.begin_monitor_check(
-                tx, mutation_id, min((_MONITOR_RETRY, *spans_after)), deferred_until=deferred_until
+                tx, mutation_id, _monitor_retry(spans_after), deferred_until=deferred_until
             )
             if booked is None:
                 return 0
@@ -378,6 +380,11 @@ class Reconciler:
     def _escalate(self, mutation_id: MutationId, reason: str, last_reason: str = "") -> None:
         with self.db.transaction() as tx:
             reconciliation.escalate(tx, [mutation_id], reason, detail=last_reason)
+
+
+def _monitor_retry(spans_after: Sequence[timedelta]) -> timedelta:
+    """Return when a check is repeated that gave no verdict or did not end."""
+    return min((_MONITOR_RETRY, *spans_after))
 
 
 def _is_due(row: MutationRow, now: datetime, deferred_until: datetime | None) -> bool:

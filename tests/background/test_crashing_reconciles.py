@@ -32,6 +32,10 @@ def _dies(*_: Any) -> Any:
     raise _KilledError
 
 
+def _breaks_off(*_: Any) -> Any:
+    raise OSError("connection lost")
+
+
 def doubted(db: Database, **bounds: Any) -> tuple[Shop, Inline]:
     """A mutation in doubt that only the background can reconcile."""
     shop = a_shop(**bounds)
@@ -197,6 +201,22 @@ def test_the_last_monitor_check_is_repeated_when_it_died_with_its_worker(
     assert run.ledger()[0].found_late_at is not None
     with db.transaction() as tx:
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
+
+
+def test_a_check_of_short_monitoring_that_broke_off_is_repeated_before_its_whole_span_is_over(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ReconcilePolicy(max_attempts=2, monitor_after=(timedelta(seconds=20), timedelta(seconds=40)))
+    _, run = monitored_mutation(db, short)
+    row = run.ledger()[0]
+    run.advance(timedelta(seconds=21))
+    with monkeypatch.context() as patch:
+        patch.setattr(Reconciler, "_monitor", _breaks_off)
+        with pytest.raises(OSError, match="connection lost"):
+            run.sweeps.reconcile_one(MutationId(row.id))
+    run.advance(timedelta(seconds=21))
+    with db.transaction() as tx:
+        assert [mutation.id for mutation in ledger.due_mutations(tx)] == [row.id]
 
 
 def test_a_monitor_check_left_to_another_worker_is_not_counted(db: Database) -> None:
