@@ -20,9 +20,9 @@ from benchmarks.compare.page import write_part
 from benchmarks.compare.peers import PEERS, drain_pgbench
 from pipeline.bench import figures, installation
 from pipeline.bench.cases import CASES
-from pipeline.bench.figures import Sample
+from pipeline.bench.figures import Sample, svg
 from pipeline.bench.installation import Installation
-from pipeline.bench.run import describe_machine, measuring_order, svg
+from pipeline.bench.run import describe_machine, measuring_order
 
 OURS, AGAIN, LIGHT, SLOW, ONE, CHAIN = "ours", "ours-again", "light ours", "ours-20ms", "ours-one", "chain"
 LIGHT_RUNS, ONE_RUNS = 160, 300

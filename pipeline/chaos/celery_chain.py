@@ -13,8 +13,8 @@ Only the harness of a chaos run uses this module, and the workers that it starts
 
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -107,13 +107,31 @@ def publish(seed: int, orders: Sequence[str]) -> None:
 
 def statuses() -> dict[str, str]:
     """Return what is recorded about each order."""
-    with closing(psycopg2.connect(app.conf.chaos_database)) as connection, connection.cursor() as cursor:
+    with _cursor() as cursor:
         cursor.execute("SELECT id, status FROM orders")
         return dict(cursor.fetchall())
 
 
 def execute(sql: str, *params: object) -> int:
     """Execute one statement in its own transaction; return the number of its rows."""
-    with closing(psycopg2.connect(app.conf.chaos_database)) as connection, connection, connection.cursor() as cursor:
+    with _cursor() as cursor:
         cursor.execute(sql, params)
         return int(cursor.rowcount)
+
+
+@contextmanager
+def _cursor() -> Iterator[Any]:
+    """Lend a cursor of the connection that this process keeps, and close the connection after an error."""
+    key = (os.getpid(), app.conf.chaos_database)
+    if key not in _connections:
+        _connections[key] = psycopg2.connect(app.conf.chaos_database)
+        _connections[key].autocommit = True
+    try:
+        with _connections[key].cursor() as cursor:
+            yield cursor
+    except psycopg2.Error:
+        _connections.pop(key).close()
+        raise
+
+
+_connections: dict[tuple[int, str], Any] = {}  #: by process, as a fork must not share one, and by database

@@ -138,10 +138,13 @@ class ChaosMonkey:
         is_busy: Callable[[], bool],
         *,
         freeze_for: float,
+        rest: float = 0.0,
         record: RecordFault = record_nothing,
     ) -> None:
+        """``rest``: seconds that every worker must have its pool before one is disrupted again."""
         self.workers, self.planned, self.is_busy, self.freeze_for = workers, list(planned), is_busy, freeze_for
-        self.record = record
+        self.rest, self.record = rest, record
+        self._whole_since: float | None = None
         self.disruption_counts: Counter[Disruption] = Counter()
         self.restarts = 0
         self._begun = time.monotonic()
@@ -161,10 +164,20 @@ class ChaosMonkey:
                 node.restart()
                 self.restarts += 1
         due = self._begun + self.planned[0].at if self.planned else now + 1.0
-        if now >= due and (now >= due + _MAX_WAIT or self.is_busy()):
+        if now >= due and self._is_rested(now) and (now >= due + _MAX_WAIT or self.is_busy()):
             threading.Event().wait(self.planned[0].delay)
             if self._disrupt(self.planned[0]):
                 self.planned.pop(0)
+
+    def _is_rested(self, now: float) -> bool:
+        """Return whether every worker has had its pool for long enough: a slow machine must come to work, too."""
+        if not self.rest:
+            return True
+        if any(node.has_ended or node.frozen_until is not None or not node.children() for node in self.workers):
+            self._whole_since = None
+        elif self._whole_since is None:
+            self._whole_since = now
+        return self._whole_since is not None and now - self._whole_since >= self.rest
 
     def _disrupt(self, planned: PlannedDisruption) -> bool:
         """Disrupt the planned worker, or the next one that can be. False: it stays due."""
@@ -174,6 +187,7 @@ class ChaosMonkey:
             if hit := node.disrupt(planned.disruption, fraction, self.freeze_for):
                 self.disruption_counts[planned.disruption] += 1
                 self.record(planned.disruption, hit)
+                self._whole_since = None
                 return True
         return False
 

@@ -51,6 +51,7 @@ from pipeline.store.database import Database
 STATE, FAULTS = "soak.json", "faults.jsonl"
 RETENTION = timedelta(days=30)  #: longer than a soak may stand still in a segment
 _FAULT_EVERY = 10.0  #: seconds between two faults of a worker, and between two outages
+_REST = 5.0  #: seconds that the workers run before one is disrupted again
 _WAVE = 50  #: orders published at once
 _WAITING_WAVES = 3  #: waves that may be open before the next is published
 _LOOK_EVERY = 1.0
@@ -286,6 +287,7 @@ class _Segment:
                 plan_disruptions(seed, waves=count, gap=_FAULT_EVERY, workers=options.workers),
                 lambda: run.requests_in_progress(provider) > run.BUSY_REQUESTS,
                 freeze_for=run.FREEZE,
+                rest=_REST,
                 record=self._record,
             ),
             outages=Outages(

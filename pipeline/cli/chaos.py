@@ -85,6 +85,8 @@ def chaos(  # noqa: PLR0913 - options of a command
     """
     if (soak is None) != (state is None) or (segment is not None and soak is None):
         raise InvalidInputError("A soak needs --soak ORDERS and --state FOLDER; --segment is for a soak only.")
+    if soak is not None and compare is not None:
+        raise InvalidInputError("A soak and a comparison were asked for at once; expected one of --soak and --compare.")
     if soak is not None and state is not None:
         _soak(soak, state, {"seed": seed, "segment": segment, "workers": workers, "faults": faults}, as_json=as_json)
         return

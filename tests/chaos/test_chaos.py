@@ -6,15 +6,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from pipeline.chaos import celery_chain
+from pipeline.chaos.compare import OURS, PEER, Claim, claims, tally
 from pipeline.chaos.faults import (
     KEYED,
     OPERATIONS,
+    PROVIDER_VARIABLE,
     RECONCILE_SHARES,
     SEARCH_LAGS,
     SETTLE,
@@ -29,14 +33,18 @@ from pipeline.chaos.faults import (
 )
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect, figures, judge
 from pipeline.chaos.nodes import Disruption, Outage, plan_disruptions, plan_outages
-from pipeline.chaos.provider import EffectLog
+from pipeline.chaos.provider import EFFECTS, REQUESTS, EffectLog, records_of
+from pipeline.chaos.run import provider_process
+from pipeline.cli.chaos import Peer, chaos
+from pipeline.domain.errors import InvalidInputError
+from pipeline.store.database import Database
 from tests.support.environ import clean_environ
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
 #: A fixed seed and a random one, each with its number of mutations.
-RUNS = {"fixed": (4711, 90), "drawn": (secrets.randbelow(10**6), 50)}
-#: Further options of a run.
-OPTIONS = {"fixed": (), "drawn": ("--faults", "12")}
+RUNS = {"fixed": (4711, 90), "drawn": (secrets.randbelow(10**6), 40)}
+#: Further options of a run. The second has a plain Celery chain beside it.
+OPTIONS = {"fixed": (), "drawn": ("--faults", "12", "--compare", "celery")}
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -45,14 +53,33 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@dataclass(frozen=True)
+class ChaosProcesses:
+    """Both runs. Each is awaited once, by the test that comes first."""
+
+    started: dict[str, subprocess.Popen[str]]
+    plot: Path
+    found: dict[str, dict[str, Any]]
+
+    def result(self, name: str) -> dict[str, Any]:
+        """Return the JSON of a run."""
+        if name not in self.found:
+            output, log = self.started[name].communicate(timeout=400)
+            assert self.started[name].returncode == 0, f"seed {RUNS[name][0]}:\n{output}\n{log}"
+            self.found[name] = json.loads(output)
+        return self.found[name]
+
+
 @pytest.fixture(scope="module")
-def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosProcesses]:
     """Start both runs at once: each mostly waits for its provider."""
+    plot = tmp_path_factory.mktemp("compared") / "plot.svg"
+    more = {"fixed": (), "drawn": ("--plot", str(plot))}
     started = {
-        name: start("--mutations", str(mutations), "--seed", str(seed), "--json", *OPTIONS[name])
+        name: start("--mutations", str(mutations), "--seed", str(seed), "--json", *OPTIONS[name], *more[name])
         for name, (seed, mutations) in RUNS.items()
     }
-    yield started
+    yield ChaosProcesses(started, plot, {})
     for process in started.values():
         with process:
             process.terminate()
@@ -61,12 +88,11 @@ def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_effect_happens_once_or_is_unresolved_while_calls_fail_and_workers_die(
-    processes: dict[str, subprocess.Popen[str]], name: str
+    processes: ChaosProcesses, name: str
 ) -> None:
     seed, mutations = RUNS[name]
-    output, log = processes[name].communicate(timeout=400)
-    assert processes[name].returncode == 0, f"seed {seed}:\n{output}\n{log}"
-    found: dict[str, Any] = json.loads(output)
+    result = processes.result(name)
+    found = result["ours"] if name == "drawn" else result
     assert found["seed"] == seed
     assert found["consumed"] + len(found["unresolved"]) == mutations
     assert {entry["operation"] for entry in found["unresolved"]} <= {"text"}, "only text cannot be reconciled"
@@ -81,11 +107,58 @@ def test_every_effect_happens_once_or_is_unresolved_while_calls_fail_and_workers
     assert requests >= found["consumed"], "an unresolved mutation may never have been sent"
 
 
+@pytest.mark.timeout(420)
+def test_the_same_orders_run_as_a_plain_celery_chain_and_the_provider_judges_both(processes: ChaosProcesses) -> None:
+    found = processes.result("drawn")
+    mutations = RUNS["drawn"][1]
+    ours, peer = found["sides"]
+    promises = ("doubled", "lost", "stuck", "wrong_verdicts")
+    assert (ours["side"], {name: ours[name] for name in promises}) == (OURS, dict.fromkeys(promises, 0))
+    assert (peer["side"], peer["orders"], peer["unfinished"]) == (PEER, mutations, 0)
+    assert peer["done"] <= peer["effects"]
+    assert peer["done"] + peer["for_a_person"] + peer["lost"] + peer["stuck"] == mutations
+    assert set(peer["doubled_by_operation"]) == set(OPERATIONS)
+    assert {act for act in (*Disruption, *Outage) if peer["faults"].get(act)} == {*Disruption, *Outage} - {Outage.BEAT}
+    texts = [element.text for element in ElementTree.parse(processes.plot).iter() if element.tag.endswith("text")]
+    assert {OURS, PEER, "orders with more than one effect"} <= set(texts)
+
+
 def test_wrong_usage_is_refused_before_anything_is_started() -> None:
     with start("--mutations", "0") as process:
         output, problem = process.communicate(timeout=60)
     assert (process.returncode, output) == (2, "")
     assert "Traceback" not in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"plot": Path("plot.svg")}, "--plot was given without --compare"),
+        ({"soak": 10}, "--state FOLDER"),
+        ({"state": Path("state")}, "--soak ORDERS"),
+        ({"segment": 5}, "--segment is for a soak only"),
+        ({"soak": 10, "state": Path("state"), "compare": Peer.CELERY}, "one of --soak and --compare"),
+    ],
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInputError, match=problem):
+        chaos(**options)
+
+
+def test_the_chain_sends_an_order_once_and_records_what_became_of_it(db: Database, tmp_path: Path) -> None:
+    dsn = db.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    celery_chain.app.conf.update(chaos_database=dsn)
+    celery_chain.execute(celery_chain.TABLE.replace("TABLE", "TEMPORARY TABLE", 1))
+    with provider_process(tmp_path, seed=1, faults=0) as provider, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PROVIDER_VARIABLE, provider)
+        celery_chain.execute("INSERT INTO orders (id, operation) VALUES ('order 1', 'ship'), ('order 2', 'ship')")
+        for _ in range(2):
+            assert celery_chain.send.apply(args=("order 1", "ship")).successful()
+        assert celery_chain.finish.apply(args=("order 1",)).successful()
+    assert [line["key"] for line in records_of(tmp_path / EFFECTS)] == ["order 1"], "a message that came twice"
+    assert celery_chain.send.apply(args=("order 2", "ship"), retries=celery_chain.MAX_RETRIES).failed()
+    assert celery_chain.statuses() == {"order 1": "done", "order 2": "failed"}
 
 
 ENTRY = LedgerEntry(key="key 1", order="order 1", operation="ship", status="applied", resolved_by="call")
@@ -163,6 +236,18 @@ def test_the_search_of_the_lagging_operation_does_not_find_an_effect_that_the_pr
     assert not log.finds("refund", "key of refund")
     effects = Counter(json.loads(line)["operation"] for line in (tmp_path / "effects.jsonl").read_text().splitlines())
     assert effects == {"charge": 1, "refund": 1, "ship": 2}, "an honoured key counts once, found or not"
+
+
+def test_a_provider_that_is_started_again_knows_keys_and_requests_of_before(tmp_path: Path) -> None:
+    before = EffectLog(tmp_path, seed=1)
+    before.nth_request("charge", "order 1", "key 1")
+    before.apply("charge", "order 1", "key 1")
+    before.append(REQUESTS, operation="charge", order="order 1", key="key 1", fault="done and answered", done=True)
+    again = EffectLog(tmp_path, seed=1)
+    again.apply("charge", "order 1", "key 1")
+    assert len(records_of(tmp_path / EFFECTS)) == 1
+    assert again.finds("charge", "key 1")
+    assert again.nth_request("charge", "order 1", "key 1") == 2
 
 
 def test_one_search_keeps_to_the_settle_window_and_one_does_not() -> None:
@@ -256,3 +341,23 @@ def test_every_kind_of_disruption_comes_before_any_is_repeated() -> None:
         assert {
             planned.disruption for planned in plan_disruptions(3, waves=8, gap=2.0, workers=2)[start : start + 4]
         } == set(Disruption)
+
+
+ORDERS = [f"order {n}" for n in range(6)]
+
+
+def test_a_side_is_judged_by_the_effects_and_by_what_it_says() -> None:
+    said = dict(zip(ORDERS, (Claim.DONE, Claim.DONE, Claim.FAILED, Claim.OPEN, Claim.NONE, Claim.NONE), strict=True))
+    effects = {"order 0": 2, "order 2": 1, "order 5": 1}
+    found = tally("peer", ORDERS, effects, said, seed=1, seconds=1.0, faults={})
+    assert (found.orders, found.done, found.effects, found.doubled) == (6, 2, 4, 1)
+    assert (found.lost, found.stuck, found.for_a_person) == (1, 1, 2)
+    assert found.wrong_verdicts == 2, "order 1 is done without an effect, order 2 failed with one"
+    assert found.doubled_by_operation[operation_of(1, "order 0")] == 1
+
+
+def test_an_order_of_ours_is_done_or_open_or_nobody_is_told() -> None:
+    indeterminate = replace(ENTRY, key="key 2", order="order 2", status="indeterminate", resolved_by=None)
+    deliveries = [DONE, replace(HELD, order="order 2", key="key 2"), replace(HELD, order="order 3", key="key 3")]
+    found = replace(GOOD, ledger=[ENTRY, indeterminate], deliveries=deliveries)
+    assert claims(found) == {"order 1": Claim.DONE, "order 2": Claim.OPEN, "order 3": Claim.NONE}
