@@ -1,6 +1,7 @@
 """The fixtures that users get: they work in a project of its own, and disturb no other tests."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_finds_an_empty_database(pipeline_db):
 
 def pytest_in(directory: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run pytest as a user would, away from our own configuration."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *args]
+    command = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:randomly", "-p", "no:cacheprovider", *args]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
         command, cwd=directory, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=240
@@ -48,10 +49,20 @@ def urls(embedded: Servers) -> dict[str, str]:
     return {"PIPELINE_DATABASE_URL": embedded.database_url, "PIPELINE_BROKER_URL": embedded.broker_url}
 
 
-def test_the_example_of_the_guide_passes(project: Path, urls: dict[str, str]) -> None:
-    answer = pytest_in(project, "-c", "/dev/null", "--rootdir", str(project), "examples/test_receipts.py", **urls)
+def test_the_tests_of_the_examples_pass(project: Path, urls: dict[str, str]) -> None:
+    answer = pytest_in(project, "-c", "/dev/null", "--rootdir", str(project), "examples", **urls)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "7 passed" in answer.stdout
+    for example in (project / "examples").glob("test_*.py"):
+        assert f"examples/{example.name} ." in answer.stdout
+
+
+def test_every_example_is_in_the_table(project: Path) -> None:
+    table = (project / "examples" / "README.md").read_text(encoding="utf-8")
+    examples = [file for file in (project / "examples").glob("*.py") if not file.name.startswith("test_")]
+    assert [file.name for file in examples if f"]({file.name})" not in table] == []
+    assert [file.name for file in examples if len(file.read_text(encoding="utf-8").splitlines()) > 160] == []
+    named = re.findall(r"\]\(([^#)\s]+)\)", table)
+    assert [name for name in named if not (project / "examples" / name).exists()] == []
 
 
 def test_a_run_of_pytest_without_our_fixtures_starts_nothing(tmp_path: Path) -> None:
