@@ -33,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline celery_durable_effects tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup audit fuzz check test test-fast test-lowest lowest-venv test-versions test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo lock clean
+.PHONY: help setup audit fuzz check test test-fast test-lowest lowest-venv test-versions test-servers coverage fmt fmt-check lint type contracts docs browser migrate demo release lock lock-check clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -127,6 +127,9 @@ docs: setup ## write the generated pages again, build the site in build/site, li
 migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
 	$(BIN)/pipeline db upgrade
 
+release: setup ## build wheel and sdist, and check everything but the upload; needs a package index
+	$(PY) -m tools.release
+
 demo: setup ## run a whole system with a workload and print a summary
 	$(PY) -m tools.demo
 
@@ -140,6 +143,9 @@ lock: setup ## resolve the dependencies again: all of them, those of the image, 
 	$(COMPILE) --no-annotate --constraints requirements.lock -o deploy/requirements.lock
 	$(COMPILE) --resolution lowest-direct --extra servers $(FRAMEWORKS) --group test -o requirements-lowest.lock
 	echo hatchling | $(RESOLVE) - --no-annotate -o deploy/build.lock
+
+lock-check: lock ## resolve again and fail if a lock changed; needs a package index
+	git diff --exit-code --stat -- '*.lock'
 
 clean: ## stop the embedded servers; remove their data, the caches and what was built
 	@if [ -x $(PY) ]; then $(PY) -c 'from pathlib import Path; from pipeline.embedded import servers; \
