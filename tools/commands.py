@@ -253,7 +253,7 @@ def _parts(name: str, given: _Parameters, shared: Set[tuple[str, str]]) -> Itera
         yield "\n".join(own)
     if also:
         yield f"Also {', '.join(also)}."
-    if EXAMPLES[name]:
+    if EXAMPLES.get(name):
         yield f"```sh\npipeline {name} {EXAMPLES[name]}\n```"
 
 
