@@ -12,11 +12,12 @@ from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store import schema
 from tests.support.source_code import ROOT, label, modules, texts
 
-#: The store, a connector whose effects are rows of somebody else's database, and rows of a benchmark's database.
+#: The store, a connector whose effects are rows of another database, and the databases of a benchmark and of a peer.
 WRITERS = (
     "pipeline/store/writes/",
     "pipeline/connectors/sql.py",
     "pipeline/bench/installation.py",
+    "pipeline/chaos/celery_chain.py",
     "pipeline/store/functions.py",
 )
 TABLES = {table.name for table in schema.metadata.tables.values()}
