@@ -5,6 +5,7 @@ checks, the statement and the errors are those of ``publishing.py``. Wake-up mes
 """
 
 import asyncio
+import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ from pipeline.store.database import LOCK_TIMEOUT
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT = timedelta(seconds=30)
 _DRIVERS = ("asyncpg", "psycopg")  #: the first that is installed, if the URL names none
@@ -102,12 +105,21 @@ class AsyncClient:
         return receipt
 
     async def publish_in(
-        self, session: "AsyncSession", workflow: str, events: EventInputs, *, replace: bool = False
+        self,
+        transaction: "AsyncSession | AsyncConnection",
+        workflow: str,
+        events: EventInputs,
+        *,
+        replace: bool = False,
     ) -> Receipt:
-        """Publish in the open transaction of a session. After its commit, wake the workflow."""
-        receipt = await self._publish(session, workflow, events, replace)
-        if self._wake_ups is not None and (receipt.new or receipt.replaced):
-            wake_after_commit(session.sync_session, workflow, self.wake_workflow)
+        """Publish in the open transaction of a session or connection. After the commit of a session, wake the workflow.
+
+        SQLAlchemy does not tell when a connection has committed: its caller calls ``wake_workflow``.
+        """
+        receipt = await self._publish(transaction, workflow, events, replace)
+        session = getattr(transaction, "sync_session", None)
+        if session is not None and self._wake_ups is not None and (receipt.new or receipt.replaced):
+            wake_after_commit(session, workflow, self.wake_workflow)
         return receipt
 
     def wake_workflow(self, workflow: str) -> None:
@@ -166,10 +178,15 @@ class _BackgroundWakeUps:
         self._lock = threading.Lock()
 
     def send(self, workflow: str) -> None:
-        """Send a message later."""
+        """Send a message later. What commits after the client was closed is found by the next tick."""
         with self._lock:
-            if workflow not in self._waiting:
+            if workflow in self._waiting:
+                return
+            try:
                 self._thread.submit(self._send, workflow)
+            except RuntimeError:
+                log.warning("the client is closed; the next tick finds the work of %r", workflow)
+            else:
                 self._waiting.add(workflow)
 
     def close(self) -> None:

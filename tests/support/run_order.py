@@ -34,6 +34,7 @@ LONGEST = (
 #: Folders with files that wait for real processes: after the longest, before all others.
 SLOW = (
     "acceptance",
+    "frameworks",
     "connectors",
     "bench",
     "testing",
