@@ -39,7 +39,7 @@ def dev(  # noqa: PLR0913 - options of a command
 
     It prints one line per outcome: workflow, input, operation, what happened, how long. PIPELINE_LOG_FORMAT=pretty
     prints every step and task. A server whose URL is in the environment is used as it is. A crashed process is
-    restarted, up to 5 times a minute.
+    restarted, up to 5 times a minute. The process id of the worker is in worker.pid of the data directory.
     """
     settings = Settings.load(os.environ)
     named = ",".join(modules) if modules else ",".join(settings.workflows)
