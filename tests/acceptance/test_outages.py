@@ -4,12 +4,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from tests.support.installation import PROJECT, Installation, Node
+from tests.support.installation import PROJECT, UNHURRIED, Installation, Node
+from tests.support.relays import relayed
 from tests.support.wait import wait_for
 
 #: A lease that nobody waits for: what is recovered within a minute was not recovered because it lapsed.
@@ -24,8 +26,8 @@ def begin(shop: Installation) -> None:
 
 
 @contextmanager
-def away(nodes: Installation) -> Iterator[None]:
-    """The database is away: every connection to it is ended, and no other is let in."""
+def away(nodes: Installation, *, by_its_clock: timedelta = timedelta(0)) -> Iterator[None]:
+    """The database is away: every connection to it is ended, and no other is let in. Its clock may be moved forward."""
     url = make_url(nodes.database_url)
     server = create_engine(url.set(database="postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
     lets_in = f'ALTER DATABASE "{url.database}" WITH ALLOW_CONNECTIONS'
@@ -37,6 +39,10 @@ def away(nodes: Installation) -> Iterator[None]:
                 {"name": url.database},
             )
             yield
+            if by_its_clock:
+                nodes.ahead += by_its_clock
+                offset = f"'{nodes.ahead.total_seconds()} seconds'"
+                connection.execute(text(f'ALTER DATABASE "{url.database}" SET pipeline.clock_offset = {offset}'))
         finally:
             connection.execute(text(f"{lets_in} true"))
 
@@ -78,6 +84,34 @@ def test_leases_are_extended_again_when_a_database_that_was_away_is_back(shop: I
     shop.recorder.open("next")
     shop.all_done_once()
     assert {run.status for run in shop.runs() if run.id in before} == {"committed"}
+
+
+def test_after_an_outage_of_ten_minutes_every_order_is_done_once(shop: Installation) -> None:
+    """By the clock of the database: leases, deadlines and heartbeats of before are long over when it is back."""
+    worker = shop.nodes[0]
+    shop.recorder.shut("after")
+    shop.publish(5)
+    shop.recorder.wait_at("after")
+    said = len(worker.log.read_text())
+    with away(shop, by_its_clock=timedelta(minutes=10)):
+        wait_for_text(worker, "leases could not be extended", after=said)
+    shop.db.engine.dispose()
+    shop.publish(5)
+    shop.recorder.open("after")
+    shop.all_done_once()
+    assert all(node.process.poll() is None for node in shop.nodes), "no node ended"
+
+
+def test_with_a_database_that_answers_late_every_order_is_done_once(nodes: Installation) -> None:
+    """Every piece of data is late by 20 ms, in both directions."""
+    url = make_url(nodes.database_url)
+    with relayed(url.port or 5432, late=0.02) as port:
+        slow = {"PIPELINE_DATABASE_URL": url.set(port=port).render_as_string(hide_password=False)}
+        nodes.worker("--pool=threads", "--concurrency=4", **UNHURRIED, **slow)
+        nodes.beat(**slow)
+        nodes.publish(5)
+        nodes.all_done_once()
+        nodes.end_nodes()
 
 
 RING = """
