@@ -1,13 +1,17 @@
 """Workers that are resized, recycled, revoked from or stopped with a call in flight: nothing is lost or doubled."""
 
+import os
 import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from tests.support.installation import Installation, Node
+from tests.support.installation import PROJECT, Installation, Node
 from tests.support.wait import wait_for
 
 
@@ -99,3 +103,39 @@ def test_a_worker_that_stops_with_a_call_in_flight_leaves_it_to_the_next(
     assert ended(shop, worker) in (0, -signals[-1])
     shop.worker("--pool=threads", "--concurrency=4")
     shop.all_done_once()
+
+
+def multi(shop: Installation, command: str, home: Path) -> "subprocess.Popen[bytes]":
+    """Do something to the worker ``many`` that ``celery multi`` manages."""
+    options = ["--pool=threads", "--concurrency=4", "--without-mingle", "-E", "--loglevel=INFO"]
+    places = [f"--pidfile={home}/%n.pid", f"--logfile={home}/%n.log"]
+    line = [sys.executable, "-m", "celery", "multi", command, "many", "-A", "pipeline", *options, *places]
+    environ = {**shop.environ, "C_FORCE_ROOT": "1", "PYTHONUNBUFFERED": "1"}
+    with (home / command).open("wb") as output:
+        return subprocess.Popen(line, env=environ, cwd=PROJECT, stdout=output, stderr=output)
+
+
+def test_celery_multi_starts_restarts_and_stops_a_worker(shop: Installation, tmp_path: Path) -> None:
+    """It restarts with a call in flight: the first worker ends it, or leaves it to the second."""
+    pid, log = tmp_path / "many.pid", tmp_path / "many.log"
+
+    def has(file: Path, words: str) -> bool:
+        return file.exists() and words in file.read_text()
+
+    try:
+        assert multi(shop, "start", tmp_path).wait(60) == 0
+        wait_for(lambda: has(log, " ready."), within=90, why="a worker ready")
+        hold_a_call(shop)
+        first = pid.read_text()
+        restart = multi(shop, "restart", tmp_path)
+        wait_for(lambda: has(tmp_path / "restart", "TERM"), within=60, why="the worker is told to stop")
+        shop.recorder.open("after")
+        assert restart.wait(120) == 0
+        shop.publish(4)
+        shop.all_done_once()
+        assert pid.read_text() != first, "another worker"
+        assert multi(shop, "stopwait", tmp_path).wait(120) == 0
+        assert not pid.exists()
+    finally:
+        if pid.exists():
+            os.kill(int(pid.read_text()), signal.SIGKILL)
