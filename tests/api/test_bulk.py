@@ -106,40 +106,39 @@ _ROW = b"reference\nabc\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "form", "refusal"),
+    ("file", "form", "refusal"),
     [
-        ("a.xls", _ROW, {}, (422, "neither .csv nor .jsonl")),
-        ("a.csv", "reference\nabc\n".encode("utf-16"), {}, (422, "not in UTF-8")),
-        ("a.csv", b"\x1f\x8b\x08" + b"\xff" * 50, {}, (422, "not in UTF-8")),
-        ("a.csv", b"id\nabc\n", {}, (422, "reference")),
-        ("a.csv", b"reference\n" + b"x" * 1_100_000, {}, (422, "longer than 1048576")),
-        ("a.csv", b"reference" + b",c" * 2_000 + b"\n", {}, (422, "columns")),
-        ("a.jsonl", b'{"reference": 1}\n[[[', {}, (422, "a.jsonl")),
-        ("a.jsonl", b"[" * 100_000, {}, (422, "a.jsonl")),
-        ("a.csv", _ROW, {"match_by": "amount"}, (422, "amount")),
-        ("a.csv", _ROW, {"external_id": "id"}, (422, "Expected one of")),
-        ("a.csv", _ROW, {"result_column": "id"}, (422, "Expected one of")),
-        ("a.csv", _ROW, {"workflow": "nowhere"}, (404, "nowhere")),
-        ("a.csv", _ROW, {"column": "x" * 300}, (422, "column")),
-        ("\u202e\x1b[31m.csv", b"id\nabc\n", {}, (422, "reference")),
+        (("a.xls", _ROW), {}, (422, "neither .csv nor .jsonl")),
+        (("a.csv", "reference\nabc\n".encode("utf-16")), {}, (422, "not in UTF-8")),
+        (("a.csv", b"\x1f\x8b\x08" + b"\xff" * 50), {}, (422, "not in UTF-8")),
+        (("a.csv", b"id\nabc\n"), {}, (422, "reference")),
+        (("a.csv", b"reference\n" + b"x" * 1_100_000), {}, (422, "longer than 1048576")),
+        (("a.csv", b"reference" + b",c" * 2_000 + b"\n"), {}, (422, "columns")),
+        (("a.jsonl", b'{"reference": 1}\n[[['), {}, (422, "a.jsonl")),
+        (("a.jsonl", b"[" * 100_000), {}, (422, "a.jsonl")),
+        (("a.csv", _ROW), {"match_by": "amount"}, (422, "amount")),
+        (("a.csv", _ROW), {"external_id": "id"}, (422, "Expected one of")),
+        (("a.csv", _ROW), {"result_column": "id"}, (422, "Expected one of")),
+        (("a.csv", _ROW), {"workflow": "nowhere"}, (404, "nowhere")),
+        (("a.csv", _ROW), {"column": "x" * 300}, (422, "column")),
+        (("\u202e\x1b[31m.csv", b"id\nabc\n"), {}, (422, "reference")),
     ],
 )
 def test_an_export_that_cannot_be_used_is_refused_and_freezes_nothing(
     client: TestClient,
     db: Database,
     questions: list[Any],
-    name: str,
-    content: bytes,
+    file: tuple[str, bytes],
     form: dict[str, str],
     refusal: tuple[int, str],
 ) -> None:
     """Over HTTP and on the page of the console, which has other names for the fields."""
-    answer = client.post("/v1/imports", files={"file": (name, content)}, data=_FORM | form)
+    answer = client.post("/v1/imports", files={"file": file}, data=_FORM | form)
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     assert (answer.status_code, refusal[1] in answer.json()["detail"]) == (refusal[0], True), answer.text
     typed = {"column": "reference", "result_kind": "none", "match_by": "", "workflow": ""} | form
     if not {"external_id", "result_column", "no_result"} & set(form):
-        shown = client.post("/import", files={"export": (name, content)}, data=typed, headers={"Accept": "text/html"})
+        shown = client.post("/import", files={"export": file}, data=typed, headers={"Accept": "text/html"})
         assert shown.status_code == refusal[0], shown.text
         assert "\u202e" not in shown.text
         assert "\x1b" not in shown.text
