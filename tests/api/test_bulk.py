@@ -1,5 +1,6 @@
 """Acts on many items over HTTP: previews, commits and imports."""
 
+import tracemalloc
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -145,6 +146,21 @@ def test_an_export_that_cannot_be_used_is_refused_and_freezes_nothing(
         assert f'value="{typed["column"]}"' in shown.text, "what was typed stays"
     assert rows(db, "SELECT * FROM pipeline.bulk_previews") == []
     assert statuses(db) == ["indeterminate"] * 3
+
+
+@pytest.mark.parametrize(("path", "part"), [("/v1/imports", "file"), ("/import", "export")])
+def test_a_large_export_is_read_row_by_row(client: TestClient, questions: list[Any], path: str, part: str) -> None:
+    """A row of a thousand cells takes twenty times its size in memory, and an export may have 32 MiB of them."""
+    names = ",".join(["reference", *(f"c{n}" for n in range(999))])
+    content = "\n".join([names, *[",".join(["a"] * 1000)] * 1500])
+    tracemalloc.start()
+    try:
+        answer = client.post(path, files={part: ("export.csv", content)}, data=_FORM | {"result_kind": "none"})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code in (201, 303)
+    assert peak < 10 * len(content)
 
 
 def test_an_import_needs_a_file_a_reason_the_count_and_an_operator_of_the_workflow(

@@ -136,8 +136,8 @@ def import_export(request: Request, form: Fields, caller: Operator) -> Response:
         if not isinstance(upload, UploadFile) or not upload.filename:
             raise InvalidInputError("No file was chosen; expected a provider's export as .csv or .jsonl.")
         with _stored(upload) as (path, name):
-            rows = list(provider_export.read_rows(path))
-        made = _acts(found, caller).preview_import(rows, options, caller.name, name=name)
+            rows = provider_export.read_rows(path)
+            made = _acts(found, caller).preview_import(rows, options, caller.name, name=name)
     except PipelineError as error:
         status, message = refusal(error)
         typed = {key: value for key, value in form.items() if isinstance(value, str)}
