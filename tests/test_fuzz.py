@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 from hypothesis import given
@@ -133,9 +134,9 @@ def test_every_export_has_rows_or_is_refused(suffix: str, lines: list[bytes]) ->
 
 @given(TEXTS | WRITTEN.map(lambda text: base64.urlsafe_b64encode(text.encode(errors="replace")).decode()))
 def test_every_cursor_is_a_position_or_refused(text: str) -> None:
-    cursor = pages._Cursor("events", EventFilter(), 10)
-    for read in (cursor.number, cursor.uuid):
-        said = refusal(InvalidInputError, read, text)
+    for parse in (pages._number, pages._pair, UUID):
+        cursor = pages._Cursor[Any]("events", EventFilter(), 10, parse, None)
+        said = refusal(InvalidInputError, cursor.position, text)
         assert visible_text(said) == said
 
 

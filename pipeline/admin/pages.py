@@ -23,7 +23,7 @@ from pipeline.admin.events import EventFilter, EventSummary, event_summary
 from pipeline.admin.mutations import LedgerEntry, LedgerFilter, ledger_entry
 from pipeline.admin.quarantine import QuarantineEntry, QuarantineFilter, quarantine_entry
 from pipeline.admin.runs import RunFilter, RunSummary, SessionFilter, SessionSummary, run_summary, session_summary
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.store.database import Database, Transaction, interval
 from pipeline.store.reads import listings, pages, traces
 from pipeline.store.reads.pages import (
@@ -33,12 +33,14 @@ from pipeline.store.reads.pages import (
     LAST_UUID,
     LONGEST_TRANSACTION,
     PageRange,
-    PositionT,
     RowPage,
 )
+from pipeline.store.rows import LedgerPageRow, ListedEventRow, ListedRunRow, QuarantinedEventRow, SessionCostRow
+from pipeline.store.schema import AuditRow
 
 ItemT = TypeVar("ItemT")
 RowT = TypeVar("RowT")
+PositionT = TypeVar("PositionT")
 
 #: Rows that one page searches, at most.
 WINDOW = 10_000
@@ -62,94 +64,78 @@ def event_page(
     db: Database, only: EventFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
 ) -> Page[EventSummary]:
     """List events that match the filter."""
-    cursor = _Cursor("events", only, limit)
-    before = cursor.number(after)
-    with db.transaction() as tx:
-        if only.workflow is not None and only.topic is not None:
-            lookup.require_topic(tx, only.workflow, only.topic)
-        _check_workflow(tx, only.workflow)
-        part = _numbers(tx, "events", only, before, limit, window)
-        found = pages.events(tx, part, **_asked(only))
-    return cursor.page(found, event_summary)
+
+    def read(tx: Transaction, before: int) -> RowPage[ListedEventRow, int]:
+        return pages.events(tx, _numbers(tx, "events", only, before, limit, window), **_asked(only))
+
+    return _page(db, only, _Cursor("events", only, limit, _number, LAST_NUMBER), after, read, event_summary)
 
 
 def run_page(
     db: Database, only: RunFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
 ) -> Page[RunSummary]:
     """List runs that match the filter."""
-    cursor = _Cursor("runs", only, limit)
-    before = cursor.uuid(after)
-    with db.transaction() as tx:
-        if only.workflow is not None and only.handler is not None:
-            lookup.require_handler(tx, only.workflow, only.handler)
-        _check_workflow(tx, only.workflow)
-        part = _session_part(tx, only.session_id, _uuids(only, before, limit, window))
-        found = pages.runs(tx, part, **_asked(only))
-    return cursor.page(found, run_summary)
+
+    def read(tx: Transaction, before: UUID) -> RowPage[ListedRunRow, UUID]:
+        return pages.runs(tx, _session_part(tx, only.session_id, _uuids(only, before, limit, window)), **_asked(only))
+
+    return _page(db, only, _Cursor("runs", only, limit, UUID, LAST_UUID), after, read, run_summary)
 
 
 def mutation_page(
     db: Database, only: LedgerFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
 ) -> Page[LedgerEntry]:
     """List mutations of any status that match the filter."""
-    cursor = _Cursor("mutations", only, limit)
-    before = cursor.uuid(after)
-    with db.transaction() as tx:
-        _check_workflow(tx, only.workflow)
-        found = pages.mutations(tx, _uuids(only, before, limit, window), **_asked(only))
-    return cursor.page(found, ledger_entry)
+
+    def read(tx: Transaction, before: UUID) -> RowPage[LedgerPageRow, UUID]:
+        return pages.mutations(tx, _uuids(only, before, limit, window), **_asked(only))
+
+    return _page(db, only, _Cursor("mutations", only, limit, UUID, LAST_UUID), after, read, ledger_entry)
 
 
 def session_page(
     db: Database, only: SessionFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
 ) -> Page[SessionSummary]:
     """List sessions that match the filter."""
-    cursor = _Cursor("sessions", only, limit)
-    before = cursor.uuid(after)
-    with db.transaction() as tx:
-        _check_workflow(tx, only.workflow)
-        found = pages.sessions(tx, _uuids(only, before, limit, window), **_asked(only))
-    return cursor.page(found, session_summary)
+
+    def read(tx: Transaction, before: UUID) -> RowPage[SessionCostRow, UUID]:
+        return pages.sessions(tx, _uuids(only, before, limit, window), **_asked(only))
+
+    return _page(db, only, _Cursor("sessions", only, limit, UUID, LAST_UUID), after, read, session_summary)
 
 
 def audit_page(
     db: Database, only: AuditFilter, *, after: str | None = None, limit: int = 50, window: int = WINDOW
 ) -> Page[AuditRecord]:
     """List acts of operators and sweeps that match the filter."""
-    cursor = _Cursor("audit", only, limit)
-    before = cursor.number(after)
-    with db.transaction() as tx:
-        _check_workflow(tx, only.workflow)
+
+    def read(tx: Transaction, before: int) -> RowPage[AuditRow, int]:
         part = _numbers(tx, "audit", only, before, limit, window)
-        found = pages.audit(tx, part, subject=only.subject, **_asked(only))
-    return cursor.page(found, audit_record)
+        return pages.audit(tx, part, subject=only.subject, **_asked(only))
+
+    return _page(db, only, _Cursor("audit", only, limit, _number, LAST_NUMBER), after, read, audit_record)
 
 
 def quarantine_page(
     db: Database, only: QuarantineFilter, *, after: str | None = None, limit: int = 50
 ) -> Page[QuarantineEntry]:
     """List quarantined events, once for each consumer that could not use them."""
-    cursor = _Cursor("quarantine", only, limit)
-    before = cursor.pair(after)
-    with db.transaction() as tx:
-        if only.workflow is not None and only.handler is not None:
-            lookup.require_handler(tx, only.workflow, only.handler)
-        _check_workflow(tx, only.workflow)
+
+    def read(tx: Transaction, before: tuple[int, int]) -> RowPage[QuarantinedEventRow, str]:
         rows = pages.quarantine(tx, before, limit=limit + 1, workflows=_workflows(only), handler=only.handler)
-    shown = rows[:limit]
-    return Page(
-        items=tuple(quarantine_entry(row) for row in shown),
-        next=cursor.text(f"{shown[-1].id}:{shown[-1].handler_id}") if len(rows) > limit else None,
-    )
+        last = rows[limit - 1] if len(rows) > limit else None
+        return RowPage(rows=rows[:limit], position=None if last is None else f"{last.id}:{last.handler_id}")
+
+    return _page(db, only, _Cursor("quarantine", only, limit, _pair, (LAST_NUMBER, 0)), after, read, quarantine_entry)
 
 
-class _Cursor:
+class _Cursor(Generic[PositionT]):
     """Write and read the cursors of one list with one filter."""
 
-    def __init__(self, name: str, only: Any, limit: int) -> None:
+    def __init__(self, name: str, only: Any, limit: int, parse: Callable[[str], PositionT], first: PositionT) -> None:
         if not 1 <= limit <= MAX_LIMIT:
             raise InvalidInputError(f"A page of {limit} items was asked for; expected 1 to {MAX_LIMIT}.")
-        self.name = name
+        self.name, self._parse, self._first = name, parse, first
         self.digest = hashlib.sha256(json.dumps(asdict(only), default=_plain).encode()).hexdigest()[:16]
 
     def text(self, position: object) -> str:
@@ -157,26 +143,10 @@ class _Cursor:
         content = json.dumps([_VERSION, self.name, self.digest, str(position)], separators=(",", ":"))
         return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
 
-    def page(self, found: RowPage[RowT, PositionT], convert: Callable[[RowT], ItemT]) -> Page[ItemT]:
-        """Return the page of these rows."""
-        position = found.position
-        return Page(
-            items=tuple(convert(row) for row in found.rows), next=None if position is None else self.text(position)
-        )
-
-    def number(self, text: str | None) -> int:
-        """Return the position of a list whose ids are numbers."""
-        return LAST_NUMBER if text is None else self._parsed(text, _number)
-
-    def uuid(self, text: str | None) -> UUID:
-        """Return the position of a list whose ids are UUIDs."""
-        return LAST_UUID if text is None else self._parsed(text, UUID)
-
-    def pair(self, text: str | None) -> tuple[int, int]:
-        """Return the position of a list whose items have an event and a handler."""
-        return (LAST_NUMBER, 0) if text is None else self._parsed(text, _pair)
-
-    def _parsed(self, text: str, parse: Callable[[str], Any]) -> Any:
+    def position(self, text: str | None) -> PositionT:
+        """Return the position at which a page begins; without a cursor it is the first page."""
+        if text is None:
+            return self._first
         try:
             content = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
             version, name, digest, position = json.loads(content)
@@ -185,11 +155,30 @@ class _Cursor:
                     f"The cursor {text!r} belongs to another list, another filter or another version; expected one "
                     f"that a page of {self.name} with this filter returned. Begin with the first page."
                 )
-            return parse(position)
+            return self._parse(position)
         except (binascii.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInputError(
                 f"{text!r} is no cursor; expected the value that the page before returned. Begin with the first page."
             ) from error
+
+
+def _page(
+    db: Database,
+    only: Any,
+    cursor: _Cursor[PositionT],
+    after: str | None,
+    read: Callable[[Transaction, PositionT], RowPage[RowT, Any]],
+    convert: Callable[[RowT], ItemT],
+) -> Page[ItemT]:
+    """Read the page after a cursor. Refuse a filter that names what does not exist."""
+    before = cursor.position(after)
+    with db.transaction() as tx:
+        _check_names(tx, only)
+        found = read(tx, before)
+    return Page(
+        items=tuple(convert(row) for row in found.rows),
+        next=None if found.position is None else cursor.text(found.position),
+    )
 
 
 def _number(text: str) -> int:
@@ -208,9 +197,16 @@ def _plain(value: object) -> object:
     return sorted(value) if isinstance(value, frozenset) else str(value)
 
 
-def _check_workflow(tx: Transaction, name: str | None) -> None:
-    if name is not None:
-        lookup.require_workflow(tx, name)
+def _check_names(tx: Transaction, only: Any) -> None:
+    """Refuse a filter whose workflow is out of scope, or which names what does not exist."""
+    if only.workflow is None:
+        return
+    if only.within is not None and only.workflow not in only.within:
+        raise NotFoundError("workflow", only.workflow, only.within)
+    lookup.require_workflow(tx, only.workflow)
+    for name, require in (("topic", lookup.require_topic), ("handler", lookup.require_handler)):
+        if getattr(only, name, None) is not None:
+            require(tx, only.workflow, getattr(only, name))
 
 
 def _asked(only: Any) -> dict[str, Any]:
@@ -224,7 +220,7 @@ def _asked(only: Any) -> dict[str, Any]:
 def _workflows(only: Any) -> list[str] | None:
     """Return the workflows to which a filter restricts; None: all."""
     if only.workflow is not None:
-        return [only.workflow] if only.within is None or only.workflow in only.within else []
+        return [only.workflow]  # within the scope, or it was refused
     return None if only.within is None else sorted(only.within)
 
 

@@ -139,6 +139,11 @@ def test_a_caller_sees_only_the_workflows_in_scope(client_of: ClientOf, db: Data
     assert scoped.get("/v1/doctor").status_code == 403, "it checks every workflow, and must not say that all is well"
     for path in ("runs", "events", "sessions", "mutations", "attention", "incidents", "audit"):
         assert scoped.get(f"/v1/{path}").json()["items"] == [], path
+    for path in ("runs", "events", "sessions", "mutations", "attention", "incidents", "audit", "quarantine"):
+        there, typo, gone = (scoped.get(f"/v1/{path}?workflow={name}") for name in ("billing", "billin", "nowhere"))
+        assert [there.status_code, typo.status_code, gone.status_code] == [404] * 3, f"{path} tells whether it exists"
+        assert "billing" not in typo.text + gone.text, path
+        assert there.json()["detail"].replace("billing", "nowhere") == gone.json()["detail"], path
     assert one(db, "SELECT desired FROM pipeline.workflows WHERE name = 'billing'").desired == "active"
 
 

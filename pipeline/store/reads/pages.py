@@ -41,7 +41,7 @@ LONGEST_TRANSACTION = timedelta(minutes=1)
 _MAX_COST_ROWS = 10_000
 
 RowT = TypeVar("RowT")
-PositionT = TypeVar("PositionT", int, UUID)
+PositionT = TypeVar("PositionT", int, UUID, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
