@@ -29,11 +29,10 @@ from pipeline.api.v1.parameters import (
     Fields,
     Found,
     Limit,
+    Listed,
     Name,
     NameFilter,
     PrivateField,
-    Since,
-    Until,
     page_view,
     private_fields,
     require_in_scope,
@@ -49,28 +48,15 @@ router = APIRouter(tags=["events"], route_class=IdempotentRoute)
 def list_events(
     found: Found,
     caller: Viewer,
-    workflow: NameFilter = None,
+    asked: Listed,
     topic: NameFilter = None,
     status: Annotated[DeliveryStatus | None, Query(description="Only those with a delivery of this status.")] = None,
     key: NameFilter = None,
     message_id: NameFilter = None,
-    since: Since = None,
-    until: Until = None,
-    after: After = None,
-    limit: Limit = 50,
 ) -> PageView[EventView]:
     """List events, newest first."""
-    only = EventFilter(
-        workflow=workflow,
-        topic=topic,
-        status=status,
-        key=key,
-        message_id=message_id,
-        since=since,
-        until=until,
-        within=caller.workflows,
-    )
-    return page_view(EventView, pages.event_page(found.db, only, after=after, limit=limit))
+    only = EventFilter(**asked.filter(caller), topic=topic, status=status, key=key, message_id=message_id)
+    return page_view(EventView, pages.event_page(found.db, only, **asked.page))
 
 
 @router.get("/events/{event_id}")

@@ -35,14 +35,11 @@ from pipeline.api.v1.models import (
     TimelineView,
 )
 from pipeline.api.v1.parameters import (
-    After,
     Fields,
     Found,
-    Limit,
+    Listed,
     NameFilter,
     PrivateField,
-    Since,
-    Until,
     Uuid,
     page_view,
     private_fields,
@@ -58,30 +55,23 @@ router = APIRouter(prefix="/mutations", tags=["mutations"], route_class=Idempote
 def list_mutations(
     found: Found,
     caller: Viewer,
-    workflow: NameFilter = None,
+    asked: Listed,
     connector: NameFilter = None,
     operation: NameFilter = None,
     status: Annotated[list[MutationStatus] | None, Query(description="Only of these statuses.")] = None,
     error_type: NameFilter = None,
     resolved_by: Resolver | None = None,
-    since: Since = None,
-    until: Until = None,
-    after: After = None,
-    limit: Limit = 50,
 ) -> PageView[LedgerEntryView]:
     """List mutations of any status, newest first."""
     only = LedgerFilter(
-        workflow=workflow,
+        **asked.filter(caller),
         connector=connector,
         operation=operation,
         statuses=tuple(status or ()),
         error_type=error_type,
         resolved_by=resolved_by,
-        since=since,
-        until=until,
-        within=caller.workflows,
     )
-    return page_view(LedgerEntryView, pages.mutation_page(found.db, only, after=after, limit=limit))
+    return page_view(LedgerEntryView, pages.mutation_page(found.db, only, **asked.page))
 
 
 @router.get("/{mutation_id}")

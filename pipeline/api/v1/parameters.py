@@ -1,6 +1,7 @@
 """Parameters that several endpoints share: cursors, limits, instants, and the fields that need a right."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -45,6 +46,29 @@ EventIdPath = Annotated[str, Path(pattern=r"^[0-9]{1,19}$", examples=["4711"])]
 Since = Annotated[AwareDatetime | None, Query(ge=_FIRST, le=_LAST, description="Not older than this instant.")]
 Until = Annotated[AwareDatetime | None, Query(ge=_FIRST, le=_LAST, description="Older than this instant.")]
 Uuid = Annotated[UUID, Path()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListParameters:
+    """What every list is asked by: a workflow, a time, and which page."""
+
+    workflow: NameFilter = None
+    since: Since = None
+    until: Until = None
+    after: After = None
+    limit: Limit = 50
+
+    def filter(self, caller: Caller) -> dict[str, Any]:
+        """Return the fields that every filter has."""
+        return {"workflow": self.workflow, "since": self.since, "until": self.until, "within": caller.workflows}
+
+    @property
+    def page(self) -> dict[str, Any]:
+        """Return which page is asked for."""
+        return {"after": self.after, "limit": self.limit}
+
+
+Listed = Annotated[ListParameters, Depends()]
 
 
 def private_fields(caller: Caller, fields: Iterable[PrivateField] | None) -> frozenset[PrivateField]:

@@ -19,15 +19,12 @@ from pipeline.api.v1.models import (
     SystemView,
 )
 from pipeline.api.v1.parameters import (
-    After,
     Fields,
     Found,
-    Limit,
+    Listed,
     Name,
     NameFilter,
     PrivateField,
-    Since,
-    Until,
     page_view,
     private_fields,
 )
@@ -39,32 +36,25 @@ router = APIRouter(tags=["records"])
 def list_audit(
     found: Found,
     caller: Viewer,
-    workflow: NameFilter = None,
+    asked: Listed,
     actor: NameFilter = None,
     act: NameFilter = None,
     mutation_id: UUID | None = None,
     run_id: UUID | None = None,
     event_id: Annotated[str | None, Query(pattern=r"^[0-9]{1,19}$")] = None,
-    since: Since = None,
-    until: Until = None,
     fields: Fields = None,
-    after: After = None,
-    limit: Limit = 50,
 ) -> PageView[AuditView]:
     """List the acts of operators and sweeps, newest first."""
     private = private_fields(caller, fields)
     only = AuditFilter(
         actor=actor,
         act=act,
-        workflow=workflow,
+        **asked.filter(caller),
         mutation_id=mutation_id,
         run_id=run_id,
         event_id=None if event_id is None else lookup.parse_event_id(event_id),
-        since=since,
-        until=until,
-        within=caller.workflows,
     )
-    page = page_view(AuditView, pages.audit_page(found.db, only, after=after, limit=limit))
+    page = page_view(AuditView, pages.audit_page(found.db, only, **asked.page))
     if PrivateField.EVIDENCE not in private:
         page.items = [each.model_copy(update={"evidence": None}) for each in page.items]
     return page

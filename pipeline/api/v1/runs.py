@@ -10,14 +10,11 @@ from pipeline.admin.runs import RunDetail, RunFilter, SessionFilter
 from pipeline.api.access import Caller, Viewer
 from pipeline.api.v1.models import PageView, RunDetailView, RunView, SessionView, TimelineView, TraceView
 from pipeline.api.v1.parameters import (
-    After,
     Fields,
     Found,
-    Limit,
+    Listed,
     NameFilter,
     PrivateField,
-    Since,
-    Until,
     Uuid,
     page_view,
     private_fields,
@@ -33,30 +30,23 @@ router = APIRouter(tags=["runs"])
 def list_runs(
     found: Found,
     caller: Viewer,
-    workflow: NameFilter = None,
+    asked: Listed,
     handler: NameFilter = None,
     status: RunStatus | None = None,
     phase: Phase | None = None,
     session_id: UUID | None = None,
     is_waiting: Annotated[bool, Query(description="Only runs that stopped and wait for something.")] = False,
-    since: Since = None,
-    until: Until = None,
-    after: After = None,
-    limit: Limit = 50,
 ) -> PageView[RunView]:
     """List runs, newest first."""
     only = RunFilter(
-        workflow=workflow,
+        **asked.filter(caller),
         handler=handler,
         status=status,
         phase=phase,
         session_id=session_id,
         is_waiting=is_waiting,
-        since=since,
-        until=until,
-        within=caller.workflows,
     )
-    return page_view(RunView, pages.run_page(found.db, only, after=after, limit=limit))
+    return page_view(RunView, pages.run_page(found.db, only, **asked.page))
 
 
 @router.get("/runs/{run_id}")
@@ -83,19 +73,13 @@ def trace_run(found: Found, caller: Viewer, run_id: Uuid) -> TraceView:
 def list_sessions(
     found: Found,
     caller: Viewer,
-    workflow: NameFilter = None,
+    asked: Listed,
     result: SessionResult | None = None,
     is_open: bool | None = None,
-    since: Since = None,
-    until: Until = None,
-    after: After = None,
-    limit: Limit = 50,
 ) -> PageView[SessionView]:
     """List sessions, newest first."""
-    only = SessionFilter(
-        workflow=workflow, result=result, is_open=is_open, since=since, until=until, within=caller.workflows
-    )
-    return page_view(SessionView, pages.session_page(found.db, only, after=after, limit=limit))
+    only = SessionFilter(**asked.filter(caller), result=result, is_open=is_open)
+    return page_view(SessionView, pages.session_page(found.db, only, **asked.page))
 
 
 @router.get("/sessions/{session_id}")
