@@ -103,7 +103,7 @@ def test_events_are_filtered(site: Database) -> None:
 
     assert found(workflow="letters") == [other]
     assert found(within=frozenset({"letters"})) == [other]
-    with pytest.raises(NotFoundError, match="no workflow 'billing'. Known: letters"):
+    with pytest.raises(NotFoundError, match="no workflow 'billing'"):
         found(workflow="billing", within=frozenset({"letters"}))
     assert found(message_id="one") == [other, one]
     assert found(message_id="one", workflow="billing") == [one]
