@@ -15,6 +15,7 @@ from pipeline.consumer_engine import (
     ConsumerMixin,
     ConsumerPolicy,
     ExceptionType,
+    ItemOutcome,
     LoopReport,
     Transaction,
     TransactionException,
@@ -219,3 +220,12 @@ def test_an_attribute_error_in_the_function_that_builds_a_source_is_shown() -> N
 def test_arguments_that_cannot_be_meant_are_refused_in_a_sentence(decorate: Callable[[], Any], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         decorate()
+
+
+@rule("E-10")
+@pytest.mark.parametrize("variant", ["threads", "asyncio"])
+def test_a_default_success_handler_with_nothing_to_do_counts_as_an_attempt(variant: str) -> None:
+    task, outcomes = make(variant, Cut(items(1)), []), list[ItemOutcome]()
+    assert run(task, policy=ConsumerPolicy(), on_outcome=outcomes.append).succeeded == 1
+    assert dict(outcomes[0].attempts) == {"process": 1, "success": 1}
+    assert outcomes[0].value == "T-0"

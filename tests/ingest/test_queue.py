@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
-from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, entries_of
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, entries_of, payload_of
 from tests.ingest.redis_streams import STALE, Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -449,3 +449,23 @@ def test_q16_a_failing_meter_does_not_reach_the_caller(place: Place, monkeypatch
     queue.claim_stale()
     queue.ack(message)
     assert place.pending() == {}
+
+
+@pytest.mark.parametrize("text", ['{"n": 1}', ' {"n": 1}', '{"n": 1} \n', '\t{"n": 1}\r\n'])
+def test_q5_white_space_around_the_object_of_an_entry_is_allowed(text: str) -> None:
+    assert payload_of(((b"data", text.encode()),)) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"n": 1} {}', "its data is not JSON: Extra data"),
+        ('{"n":', "its data is not JSON: Expecting value"),
+        ('{"n": 1, "n": 2}', "its data is not JSON: the key .*n.* is there twice"),
+        ('{"n": NaN}', "its data is not JSON: NaN is not JSON"),
+        ("[1]", "its data is a JSON list; expected an object"),
+    ],
+)
+def test_q5_what_is_wrong_with_the_json_of_an_entry_is_named(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        payload_of(((b"data", text.encode()),))
