@@ -105,7 +105,7 @@ def ends_of(variant: Run, timeout: float, *, continuous: bool) -> tuple[Ends, di
     return ends, {name: value for name, value in report.items() if name != "cut"} | {"cut": dict(run.report.cut)}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @rule("E-4", "E-28", "E-12", "E-27")
 def test_e5_ten_thousand_items_end_alike_with_threads_and_asyncio_and_with_and_without_a_continuous_fetch(
     caplog: pytest.LogCaptureFixture,
