@@ -26,7 +26,7 @@ from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
-ORDERS, SEGMENT = 16, 8
+ORDERS, SEGMENT = 10, 5
 
 
 def start(state: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -34,10 +34,10 @@ def start(state: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(560)
 def test_a_soak_that_is_killed_in_a_segment_goes_on_there_and_gives_the_whole_table(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with start(state, "--seed", "11", "--segment", str(SEGMENT), "--workers", "1") as killed:
+    with start(state, "--seed", "11", "--segment", str(SEGMENT), "--workers", "1", "--faults", "12") as killed:
         try:
             effects = state / "segment-00000" / EFFECTS
             wait_for(lambda: records_of(effects), within=120.0, why="the first effect")
@@ -46,7 +46,7 @@ def test_a_soak_that_is_killed_in_a_segment_goes_on_there_and_gives_the_whole_ta
     before = records_of(effects)
     assert before, "it was killed in its first segment"
     with start(state) as resumed:
-        output, log = resumed.communicate(timeout=280)
+        output, log = resumed.communicate(timeout=420)
     assert resumed.returncode == 0, f"{output}\n{log}"
     found: dict[str, Any] = json.loads(output)
     counts = found["total"]
