@@ -26,7 +26,7 @@ from celery import Celery, Task, chain
 
 from pipeline.chaos.faults import PROVIDER_VARIABLE, TIMEOUT, operation_of
 
-QUEUE, UNACKNOWLEDGED = "celery", "unacked"  #: keys of Celery in Redis
+QUEUE = "celery"
 BROKER_VARIABLE, DATABASE_VARIABLE = "CHAOS_BROKER", "CHAOS_DATABASE"
 #: Longer than any pause of a retry, any call, and any time that a worker stands still.
 VISIBILITY_TIMEOUT = 30

@@ -20,7 +20,7 @@ from pipeline.bench.figures import Range, svg
 from pipeline.chaos import celery_chain, run
 from pipeline.chaos.faults import OPERATIONS, PROVIDER_VARIABLE, operation_of
 from pipeline.chaos.judge import ChaosRecords
-from pipeline.chaos.nodes import NodeProcess, celery_command
+from pipeline.chaos.nodes import UNACKNOWLEDGED, NodeProcess, celery_command
 from pipeline.chaos.provider import EFFECTS, records_of
 from pipeline.chaos.run import ChaosOptions, ChaosResult, Drive
 from pipeline.embedded import servers
@@ -205,7 +205,7 @@ class _PeerEnd:
     def is_reached(self, drive: Drive) -> bool:
         """Return whether every order has ended, or nothing that could go on is left anywhere for long enough."""
         counts = Counter(celery_chain.statuses().values())
-        self.messages = int(self.client.llen(celery_chain.QUEUE)) + int(self.client.hlen(celery_chain.UNACKNOWLEDGED))
+        self.messages = int(self.client.llen(celery_chain.QUEUE)) + int(self.client.hlen(UNACKNOWLEDGED))
         drive.report(f"{counts['done']} done, {counts['failed']} failed, {self.messages} messages in the broker")
         if self.messages or run.requests_in_progress(self.provider) or not drive.is_done:
             self._quiet_since = time.monotonic()

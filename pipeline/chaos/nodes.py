@@ -163,21 +163,26 @@ class ChaosMonkey:
             if node.has_ended:
                 node.restart()
                 self.restarts += 1
-        due = self._begun + self.planned[0].at if self.planned else now + 1.0
-        if now >= due and self._is_rested(now) and (now >= due + _MAX_WAIT or self.is_busy()):
+        if not self.planned or now < self._begun + self.planned[0].at:
+            return
+        due = self._rested_at(now)
+        if due is not None and now >= due and (now >= due + _MAX_WAIT or self.is_busy()):
             threading.Event().wait(self.planned[0].delay)
             if self._disrupt(self.planned[0]):
                 self.planned.pop(0)
 
-    def _is_rested(self, now: float) -> bool:
-        """Return whether every worker has had its pool for long enough: a slow machine must come to work, too."""
-        if not self.rest:
-            return True
+    def _rested_at(self, now: float) -> float | None:
+        """Return when every worker will have had its pool for long enough; None if one has no pool.
+
+        On a slow machine, too, a disruption then hits workers that work.
+        """
         if any(node.has_ended or node.frozen_until is not None or not node.children() for node in self.workers):
             self._whole_since = None
         elif self._whole_since is None:
             self._whole_since = now
-        return self._whole_since is not None and now - self._whole_since >= self.rest
+        return (
+            None if self._whole_since is None else max(self._whole_since + self.rest, self._begun + self.planned[0].at)
+        )
 
     def _disrupt(self, planned: PlannedDisruption) -> bool:
         """Disrupt the planned worker, or the next one that can be. False: it stays due."""
@@ -216,6 +221,7 @@ def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) ->
 
 
 QUEUES = (PhaseTask.MUTATE.value, PhaseTask.NEXT.value, PhaseTask.PREPARE.value)
+UNACKNOWLEDGED = "unacked"  #: where Celery keeps the messages that a worker has and has not acknowledged
 _MESSAGES = 3  #: dropped or repeated at once, at most
 _MESSAGE_WAIT = 1.0  #: seconds to wait for one
 
@@ -267,6 +273,7 @@ class Outages:
         self.home, self.beat, self.broker_url, self.queues, self.record = home, beat, broker_url, queues, record
         self.planned = [each for each in planned if beat is not None or each.outage is not Outage.BEAT]
         self.counts: Counter[str] = Counter()
+        self.emptied_messages = 0  #: that were in Redis when it was emptied
         self._begun = time.monotonic()
 
     @property
@@ -311,7 +318,10 @@ class Outages:
             suppress(redis.RedisError),
             redis.Redis.from_url(self.broker_url, socket_timeout=_MESSAGE_WAIT * 3) as client,
         ):
+            kept = client.hlen(UNACKNOWLEDGED)
+            held = sum(cast(int, client.llen(queue)) for queue in self.queues) + cast(int, kept)
             client.flushall()
+            self.emptied_messages += held
             return 1
         return 0
 
