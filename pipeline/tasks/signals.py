@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from pipeline.celery import installed
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.store.database import describe_error, is_transient
-from pipeline.tasks import broker_owner, dead_letter, messages, telemetry, watchdog
+from pipeline.tasks import broker_owner, dead_letter, messages, outages, telemetry, watchdog
 from pipeline.tasks.process import current_process
 from pipeline.telemetry import logs, spans_export
 from pipeline.worker import liveness
@@ -38,6 +38,7 @@ def prepare_worker(sender: Any, **_: Any) -> None:
     if sender.app is not found.app or not (found.is_own or any(reads_ours)):
         return
     check_startup(sender)
+    outages.report_once()  # before the worker forks
     leave_out_of_collection()
     sender.consumer_cls = dead_letter.dead_letter_consumer(sender.consumer_cls)
     if all(reads_ours):  # a prefetched message of a busy worker cannot go to an idle one

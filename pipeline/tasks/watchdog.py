@@ -4,6 +4,7 @@
 - It dispatches the sweeps while beat is gone.
 - It ends a worker whose consumer takes no messages any more. A supervisor cannot see that.
 - It records in the database that the worker runs, for operators.
+- It reports when a database that was lost is back.
 """
 
 import logging
@@ -22,7 +23,7 @@ from pipeline.celery import app, installed
 from pipeline.config import EXIT_RESTART, package_version
 from pipeline.domain.workflows import WORKER_HEARTBEAT, WorkerInfo
 from pipeline.store.reads import work
-from pipeline.tasks import messages
+from pipeline.tasks import messages, outages
 from pipeline.tasks.process import WorkerProcess
 from pipeline.transitions import housekeeping
 from pipeline.worker import liveness
@@ -67,6 +68,7 @@ class Watchdog:
         self.process, self.worker, self.pool, self.every = here, worker, worker.pool, every
         self._rounds = min(max(round(here.settings.tick.total_seconds() / every), 1), _MAX_ROUNDS)
         self.stall = StallDetector(here.settings.stall_timeout)
+        self.outages = outages.report_once()
         self._children = self._pids()
         self._round = 0
         self._started_at = time.monotonic()
@@ -80,6 +82,8 @@ class Watchdog:
             if self._round % round(WORKER_HEARTBEAT.total_seconds() / self.every) == 0:
                 self._try(self.record_worker)
             self._try(self.recover_dead_children)
+            if self.outages.is_on:
+                self._try(self.end_outage)
             if self._round % self._rounds == 0:
                 self._try(self.dispatch_late_sweeps)
                 self._try(self.exit_if_stalled)
@@ -92,11 +96,14 @@ class Watchdog:
 
     def record_worker(self) -> None:
         """Record that this worker runs."""
-        try:
-            with self.process.db.autocommit() as tx:
-                housekeeping.record_worker(tx, worker_info(self.process, self.worker))
-        except SQLAlchemyError as error:
-            log.warning("it could not be recorded that this worker runs: %s", str(error).partition("\n")[0])
+        with self.process.db.autocommit() as tx:
+            housekeeping.record_worker(tx, worker_info(self.process, self.worker))
+
+    def end_outage(self) -> None:
+        """Ask the database whether it is back, and report it."""
+        with self.process.db.autocommit() as tx:
+            tx.clock()
+        self.outages.end()
 
     def stop(self) -> None:
         """Stop this thread, and remove the record of the worker."""

@@ -1,5 +1,6 @@
 """Guards of real workers, each with everything else that could do its work switched off or far too slow."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from tests.support.wait import wait_for
 
 #: A lease that nobody waits for: what is recovered within a minute was not recovered because it lapsed.
 LONG = {"PIPELINE_LEASE": "10m"}
+#: The lines about what failed for the lack of a database, which are dropped otherwise.
+EVERY_LINE = {"PIPELINE_LOG_LEVEL": "debug"}
 _LEASED = "SELECT * FROM pipeline.runs WHERE status = 'active' AND lease_expires_at IS NOT NULL"
 
 
 def begin(shop: Installation) -> None:
     """A worker with a long lease, and a beat; they stay from test to test."""
-    shop.worker(**LONG)
+    shop.worker(**LONG, **EVERY_LINE)
     shop.beat()
 
 
@@ -112,6 +115,32 @@ def test_with_a_database_that_answers_late_every_order_is_done_once(nodes: Insta
         nodes.publish(5)
         nodes.all_done_once()
         nodes.end_nodes()
+
+
+def test_a_lost_database_is_two_lines_in_the_log_of_a_worker_and_no_traceback(nodes: Installation) -> None:
+    """Lost and back, whatever fails in between: heartbeats, sweeps, tasks of two processes, outcomes of calls."""
+    worker = nodes.worker(**LONG)
+    nodes.beat()
+    nodes.recorder.shut("after")
+    nodes.publish(5)
+    nodes.recorder.wait_at("after")
+    with away(nodes):
+        wait_for_text(worker, "the database is lost")
+        nodes.recorder.open("after")
+        for _ in range(4):
+            nodes.ring()
+        lost_at = worker.log.read_text().index("the database is lost")
+        wait_for(
+            lambda: len(re.findall(r"Task pipeline\.\S+ received", worker.log.read_text()[lost_at:])) >= 15,
+            within=60,
+            why="tasks without a database",
+        )
+    wait_for_text(worker, "the database is back after ")
+    nodes.all_done_once()
+    log = worker.log.read_text()
+    assert (log.count("the database is lost"), log.count("the database is back after ")) == (1, 1), log
+    assert "Traceback" not in log
+    assert "trying again" not in log
 
 
 RING = """
