@@ -22,7 +22,11 @@ from pipeline.embedded import servers
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("pipeline/", "celery_durable_effects/")
-_SDIST_ONLY = ("migrations/", "celeryconfig.py", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO")
+_SDIST_ONLY = (
+    *("migrations/", "examples/shop/", "celeryconfig.py"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"),
+)
+_PROJECT = ("pipeline/project/", "examples/shop/")  #: what `pipeline init` copies, with a test
 _STRAY = re.compile(r"(^|/)(tests?|__pycache__|\.[^/]+)(/|$)|(^|/)test_[^/]*\.py$|\.(pyc|orig|rej|bak|log)$")
 _SMOKE = "import pipeline, pipeline.celery; [getattr(pipeline, name) for name in pipeline.__all__]"
 
@@ -46,8 +50,7 @@ def contents_problem(names: Collection[str], *, is_wheel: bool) -> str:
             continue
         if not name.startswith(roots):
             return f"{name} is in it; expected only {', '.join(roots)}."
-        # a package of the product is called `testing`; the generated .gitignore of an sdist is hatchling's
-        if _STRAY.search(name) and name != ".gitignore":
+        if _STRAY.search(name) and not (name.startswith(_PROJECT) and name.endswith("/test_workflow.py")):
             return f"{name} is in it; expected no tests, caches or hidden files."
     migration = "pipeline/migrations/env.py" if is_wheel else "migrations/env.py"
     missing = sorted({migration, "pipeline/py.typed", "celery_durable_effects/__init__.py"} - set(names))

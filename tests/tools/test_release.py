@@ -44,7 +44,7 @@ def test_the_version_of_this_checkout_is_in_its_changelog() -> None:
     ("names", "problem"),
     [
         (WHEEL, ""),
-        ([*WHEEL, "pipeline/testing/inline.py"], ""),
+        ([*WHEEL, "pipeline/testing/inline.py", "pipeline/project/test_workflow.py"], ""),
         ([*WHEEL, "tests/conftest.py"], "tests/conftest.py is in it; expected only"),
         ([*WHEEL, "pipeline/test_config.py"], "pipeline/test_config.py is in it; expected no tests"),
         ([*WHEEL, "pipeline/cli/__pycache__/main.pyc"], "expected no tests, caches or hidden files"),
