@@ -145,7 +145,11 @@ def test_it_works_restarts_crashed_processes_and_leaves_none_behind(
 
     dev.wait_for("console │ http://127.0.0.1:")
     console = dev.pipeline("open").stdout.strip()
-    assert f"Console:    {console.rstrip('/')};" in dev.log.read_text()
+    printed = dev.log.read_text()
+    assert f"Console:    {console.rstrip('/')};" in printed
+    assert re.search(
+        r"^Commands:   in another terminal, in this folder: pipeline top, pipeline attention", printed, re.M
+    )
     assert f":{wanted}" not in console
     assert f"console │ {console}login?link=" in dev.log.read_text()
     with urllib.request.urlopen(f"{console}healthz", timeout=WITHIN) as answer:
