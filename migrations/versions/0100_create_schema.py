@@ -804,8 +804,7 @@ WITH given AS (
   UPDATE pipeline.events e SET
     payload = (SELECT jsonb_object_agg(id, payload) FROM target) -> CAST(e.id AS text),
     title = coalesce((SELECT jsonb_object_agg(id, title) FROM target) ->> CAST(e.id AS text), e.title)
-  WHERE e.id = ANY(ARRAY(SELECT id FROM target))
-    AND e.id NOT IN (SELECT l.event_id FROM locked l WHERE NOT l.is_unseen)
+  WHERE e.id = ANY(ARRAY(SELECT id FROM target EXCEPT SELECT l.event_id FROM locked l WHERE NOT l.is_unseen))
   RETURNING e.id, e.topic, e.message_id
 ), renewed AS (
   UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false

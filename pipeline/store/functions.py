@@ -140,9 +140,9 @@ UNION ALL SELECT NULL, '', '', false WHERE (SELECT count(*) FROM routes) <> (SEL
 
 #: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
 #: that sees everything is choosing. A consumer that is idle after it saw the old payload is due again.
-#: Each event is found by its name (OFFSET keeps the planner from joining all events of the workflow), and compared with
-#: those that were seen by a hash (NOT IN), whatever the statistics say. Its payload is found in an object by its id.
-#: ``fresh`` are new, and as they were given.
+#: Each event is found by its name: OFFSET keeps the planner from joining all events of the workflow. Those that were
+#: seen are taken out by EXCEPT: a NOT IN is a hash only while the planner expects few of them. A payload is found in an
+#: object by the id of its event. ``fresh`` are new, and as they were given.
 REPLACE_UNSEEN = f"""
 WITH given AS (
   SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_GIVEN_COLUMNS})
@@ -162,8 +162,7 @@ WITH given AS (
   UPDATE pipeline.events e SET
     payload = (SELECT jsonb_object_agg(id, payload) FROM target) -> CAST(e.id AS text),
     title = coalesce((SELECT jsonb_object_agg(id, title) FROM target) ->> CAST(e.id AS text), e.title)
-  WHERE e.id = ANY(ARRAY(SELECT id FROM target))
-    AND e.id NOT IN (SELECT l.event_id FROM locked l WHERE NOT l.is_unseen)
+  WHERE e.id = ANY(ARRAY(SELECT id FROM target EXCEPT SELECT l.event_id FROM locked l WHERE NOT l.is_unseen))
   RETURNING e.id, e.topic, e.message_id
 ), renewed AS (
   UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false

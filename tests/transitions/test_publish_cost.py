@@ -202,6 +202,14 @@ def test_names_that_contradict_each_other_end_in_an_error(db: Database) -> None:
     assert published(db) == []
 
 
+#: Statistics of a table that had many deliveries of one event. They are rolled back.
+MANY_ROWS = (
+    "ALTER TABLE pipeline.deliveries ALTER event_id SET (n_distinct = 1)",
+    "ANALYZE pipeline.deliveries",
+    "UPDATE pg_class SET reltuples = 1e6, relpages = 10 WHERE oid = 'pipeline.deliveries'::regclass",
+)
+
+
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for child in plan.get("Plans", ()):
@@ -215,11 +223,11 @@ def handled_rows(plan: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("statement", [functions.INSERT_NEW, functions.REPLACE_UNSEEN], ids=["publish", "replace"])
-@pytest.mark.parametrize("unlucky", [False, True])
-def test_an_event_costs_as_much_among_20_000_as_among_1_000(db: Database, statement: str, unlucky: bool) -> None:
+@pytest.mark.parametrize("expects", ["what there is", "few rows", "many rows"])
+def test_an_event_costs_as_much_among_20_000_as_among_1_000(db: Database, statement: str, expects: str) -> None:
     """Counted in rows that the steps of the plan handle: time is too uneven on a busy machine.
 
-    A planner that expects few rows joins by nested loops. Which it expects depends on statistics.
+    A planner that expects few rows joins by nested loops. One that expects many does not keep them in a hash.
     """
     a_workflow(db)
     given = {"workflow": "billing", "topics": encode_rows([{"name": IN, "schema_digest": ""}]), "fresh": []}
@@ -230,8 +238,11 @@ def test_an_event_costs_as_much_among_20_000_as_among_1_000(db: Database, statem
         if statement is functions.REPLACE_UNSEEN:
             publish(db, *batch)
         with db.engine.connect() as connection:
-            for way in ("seqscan", "hashjoin", "mergejoin") if unlucky else ("seqscan",):
+            for way in ("seqscan", "hashjoin", "mergejoin") if expects == "few rows" else ("seqscan",):
                 connection.execute(text(f"SET LOCAL enable_{way} = off"))
+            if expects == "many rows":
+                for sql in MANY_ROWS:
+                    connection.execute(text(sql))
             plan = connection.scalar(text(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"), params)
         cost[number] = handled_rows(plan[0]["Plan"]) / number
     assert cost[20_000] <= 1.5 * cost[1_000]
