@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environ import clean_environ
+from tests.support.environ import FEWER_PLUGINS, clean_environ
 
 BIN = Path(sys.executable).parent
 SENTENCE = "is imported as `pipeline` here, instead of the package of celery-durable-effects"
@@ -35,9 +35,8 @@ def theirs(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 def run(where: Path, *command: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in clean_environ().items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        command, cwd=where, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=100
-    )
+    given = {**kept, **FEWER_PLUGINS, **environ}
+    return subprocess.run(command, cwd=where, env=given, capture_output=True, text=True, check=False, timeout=100)
 
 
 def test_a_command_names_the_other_module_in_one_sentence_and_goes_on(theirs: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from celery_durable_effects import pytest_plugin
 from pipeline.embedded.servers import Servers
+from tests.support.environ import FEWER_PLUGINS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,7 +41,13 @@ def pytest_in(directory: Path, *args: str, **environ: str) -> subprocess.Complet
     command = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:randomly", "-p", "no:cacheprovider", *args]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
-        command, cwd=directory, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=240
+        command,
+        cwd=directory,
+        env={**kept, **FEWER_PLUGINS, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
 
 
