@@ -86,7 +86,7 @@ class Fulfil:
         pending = ctx.peek(orders, limit=1)
         if not pending:
             return PrepareResult.nothing()
-        approval = True if "needs_approval" in pending[0].payload else None
+        approval = True if "needs_approval" in (pending[0].payload or {}) else None
         return PrepareResult(reserve=pending, data={"order": pending[0].message_id}, approval=approval)
 
     def mutate(self, ctx: Any, prepared: Any) -> Any:
