@@ -1,6 +1,6 @@
 """A process that dies at a commit boundary, simulated where it can be aimed: at the database's door."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -23,13 +23,25 @@ class CrashingDatabase(Database):
 
     ``before_commit=3`` dies with the third transaction's writes lost, ``after_commit=3`` with them
     kept but everything that would have followed them not done.
+
+    A run without a crash lists the ``crashes`` that leave different states. A crash before a commit leaves what a crash
+    after the write before it leaves, unless ``outside`` or the clock has changed in between.
     """
 
-    def __init__(self, db: Database, *, before_commit: int = 0, after_commit: int = 0) -> None:
+    def __init__(
+        self,
+        db: Database,
+        *,
+        before_commit: int = 0,
+        after_commit: int = 0,
+        outside: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(db.engine, clock_offset=db.clock_offset)
         self.before_commit, self.after_commit = before_commit, after_commit
         self.transactions = 0
-        self.writing: list[int] = []  #: the numbers of transactions that wrote or locked something
+        self.crashes: list[tuple[str, int]] = []  #: sides and numbers of transactions that wrote or locked something
+        self._outside = outside
+        self._last: object = None  #: the world outside and the clock at the last of these
 
     @contextmanager
     def transaction(self, *, is_autocommit: bool = False) -> Iterator[Transaction]:  # noqa: ARG002 - one transaction
@@ -38,8 +50,15 @@ class CrashingDatabase(Database):
         with super().transaction() as tx:
             yield tx
             if not (self.before_commit or self.after_commit) and tx.one(_WRITES).writes:
-                self.writing.append(number)
+                self._note_crashes(number)
             if number == self.before_commit:
                 raise Crash
         if number == self.after_commit:
             raise Crash
+
+    def _note_crashes(self, number: int) -> None:
+        now = (self._outside(), self.clock_offset)
+        if now != self._last:
+            self.crashes.append(("before", number))
+        self.crashes.append(("after", number))
+        self._last = now

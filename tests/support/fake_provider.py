@@ -37,6 +37,7 @@ class World:
         self.effects: Counter[int] = Counter()
         self.keys: set[str] = set()
         self.refused_keys: set[str] = set()
+        self.calls = 0  #: requests and reconciles
         self._missed: Counter[str] = Counter()
         self._script: defaultdict[int, list[Behaviour]] = defaultdict(list)
 
@@ -44,6 +45,7 @@ class World:
         self._script[event_id].extend(behaviours)
 
     def send(self, key: str, events: Sequence[int]) -> dict[str, str]:
+        self.calls += 1
         if self.honours_keys and key in self.keys:
             return {"key": key}
         if self.honours_keys and key in self.refused_keys:
@@ -62,5 +64,6 @@ class World:
 
     def has(self, key: str) -> bool:
         """What a reconcile asks. The first answers about a key may be wrong."""
+        self.calls += 1
         self._missed[key] += 1
         return key in self.keys and self._missed[key] > self.misses
