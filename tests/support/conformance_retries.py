@@ -21,6 +21,7 @@ _HASTE = re.compile(
     "|not staged"
     "|reconcile does not find it: None"
     "|reconcile does not find it: Retry.*copies are filed after sending"  # there was no time to file the copy
+    "|reconcile does not find it: Retry.*the time for this call is over"
     "|the same call twice happened [01] times"
     "|the second call reads 'not now'"
     r"|the result of the call has \S+=None"

@@ -4,6 +4,8 @@ import pytest
 
 from tools.model import PROVIDERS, Bug, Model, Provider, State, explore, forbidden_moves, steps
 
+pytestmark = pytest.mark.timeout(600)  # seconds of pure computing: minutes on a busy machine
+
 _BY_NAME = {provider.name: provider for provider in PROVIDERS}
 #: A provider with which a missing guard does harm.
 _HARMED_BY = {
