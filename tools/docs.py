@@ -264,21 +264,23 @@ def tables() -> str:
 
 
 def decisions(folder: Path) -> str:
-    """The index of decision records."""
-    rows = []
+    """The index of decision records; a status is named where it is not the usual one."""
+    lines = []
     for path in sorted(folder.glob("[0-9]*.md")):
         text = _read(path)
         title = text.partition("\n")[0].removeprefix("# ").partition(" ")[2]
-        status = re.search(r"^Status: (.+)$", text, re.MULTILINE)
-        rows.append((f"[{path.name[:4]}]({path.name})", title, status[1] if status else "missing"))
+        found = re.search(r"^Status: (.+)$", text, re.MULTILINE)
+        status = found[1] if found else "no status"
+        lines.append(f"- [{path.name[:4]}]({path.name}) {title}{'' if status == _USUAL else f': {status}'}")
     return page(
         "Decisions",
-        "One page per decision: what was the question, what was decided, what follows. A record is not rewritten when "
-        "minds change; a later one supersedes it.",
-        table(["record", "decision", "status"], rows),
+        f"One page per decision: the question, the answer, what follows, what was rejected. All are {_USUAL} unless "
+        "something else is said. A record is not rewritten when minds change; a later one supersedes it.",
+        "\n".join(lines),
     )
 
 
+_USUAL = "accepted, built"
 _TRIGGER = re.compile(
     r"CREATE TRIGGER (?P<name>\w+) .*? ON (?P<table>[\w.]+) .*?WHEN \((?P<when>.*)\)\s*EXECUTE", re.DOTALL
 )
