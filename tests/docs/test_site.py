@@ -37,6 +37,11 @@ def test_no_page_shows_raw_markdown(built: tuple[Path, list[str]]) -> None:
     assert raw == {}
 
 
+def test_no_page_has_a_drawing_that_only_a_script_from_elsewhere_could_make(project: Path) -> None:
+    pages = [project / "README.md", *(project / "docs").rglob("*.md")]
+    assert [page.name for page in pages if "```mermaid" in page.read_text(encoding="utf-8")] == []
+
+
 def test_a_page_that_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<script src="//cdn.example.org/a.js"></script><img src="pictures/b.png"><a href="https://example.org">'
