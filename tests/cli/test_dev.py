@@ -126,7 +126,7 @@ def started() -> Iterator[list[Dev]]:
 
 
 @pytest.mark.timeout(240)
-def test_it_works_restarts_crashed_processes_and_leaves_none_behind(
+def test_it_works_restarts_crashed_processes_and_leaves_none_behind(  # noqa: PLR0915 - one story
     home: Path, tmp_path: Path, started: list[Dev], request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer((taken := socket.create_server(("127.0.0.1", 0))).close)
