@@ -81,7 +81,7 @@ def test_an_event_is_there_if_and_only_if_the_callers_commit_is(url: str, db: Da
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ({**ORDER, "payload": {"id": 1}}, PayloadError, r"expected required \[\"id\", \"email\"\]"),
+        ({**ORDER, "payload": {"id": 1}}, PayloadError, r"\$\.email is missing; expected it, as topic 'orders'"),
         ({**ORDER, "topic": "orderz"}, NotFoundError, "There is no topic of workflow 'shop' named 'orderz'"),
         ({"topic": "orders"}, InvalidInputError, "Event 2: message_id: Field required"),
     ],
