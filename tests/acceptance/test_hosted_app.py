@@ -185,8 +185,8 @@ def test_two_installations_share_a_redis_with_prefixes_of_their_own(
 def dead_letters(environ: dict[str, str]) -> Any:
     """List the dead letters by the command, with the app of the shop where it is installed."""
     app = {"PIPELINE_APP": HOST} if "HOST_INSTALLS" in environ else {}
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "dead-letters", "list", "--json"]
-    answer = subprocess.run(command, env=environ | app, cwd=PROJECT, capture_output=True, text=True, check=True)
+    answer = forked_python.run("dead-letters", "list", "--json", environ=environ | app, has_ours=False)
+    assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
 
 
