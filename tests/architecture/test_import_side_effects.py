@@ -50,7 +50,7 @@ FIRST = ["alembic.command", "celery.app.defaults", "pydantic_settings", "psycopg
 def imported(instead: str = "") -> subprocess.CompletedProcess[str]:
     """Import every module, or do something else in the place of the first."""
     command = [sys.executable, "-B", "-c", CHILD, json.dumps({"first": FIRST, "instead": instead})]
-    return subprocess.run(command, cwd=ROOT, env={}, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env={}, capture_output=True, text=True, check=False, timeout=110)
 
 
 def test_importing_every_module_has_no_side_effect() -> None:
@@ -132,7 +132,7 @@ def test_help_waits_for_no_command(arguments: list[str]) -> None:
         "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from pipeline.cli.main import main; main()"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
     )
     assert "pipeline.cli.main" in answer.stdout, answer.stderr
     assert _NOT_FOR_HELP & set(answer.stdout.splitlines()[-1].split()) == set()
