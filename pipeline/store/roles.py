@@ -160,7 +160,7 @@ END $$;
 COMMENT ON ROLE {role} IS '{does}';
 """
 
-#: A sequence of an identity column follows its table.
+#: A sequence of an identity column follows its table. In Postgres 14 a generated column depends on its own table.
 _OWN = """\
 DO $$
 DECLARE
@@ -173,7 +173,8 @@ BEGIN
     SELECT format(CASE relkind WHEN 'S' THEN 'SEQUENCE %s' ELSE 'TABLE %s' END, c.oid::regclass)
     FROM pg_class c WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'S')
       AND relowner <> '{owner}'::regrole
-      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i'))
+      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+        AND d.objsubid = 0 AND d.deptype IN ('a', 'i'))
     UNION ALL
     SELECT format('ROUTINE %s', oid::regprocedure) FROM pg_proc
     WHERE pronamespace = '{schema}'::regnamespace AND proowner <> '{owner}'::regrole
