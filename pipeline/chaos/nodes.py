@@ -176,6 +176,8 @@ class ChaosMonkey:
 
         On a slow machine, too, a disruption then hits workers that work.
         """
+        if not self.rest:
+            return self._begun + self.planned[0].at
         if any(node.has_ended or node.frozen_until is not None or not node.children() for node in self.workers):
             self._whole_since = None
         elif self._whole_since is None:

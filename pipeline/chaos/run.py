@@ -63,7 +63,6 @@ POLL_INTERVAL = 0.1
 BUSY_REQUESTS = 2  #: a disruption waits for more requests in progress than this
 _START_TIMEOUT = 60.0
 _REPORT_EVERY = 5.0
-_REST = 1.0  #: seconds that the workers run before one is disrupted again
 FREEZE = LEASE + 2.0  #: seconds that a worker stands still
 
 
@@ -282,7 +281,6 @@ def planned_drive(  # noqa: PLR0913 - the parts of an installation
             plan_disruptions(options.seed, waves=waves, gap=gap, workers=options.workers),
             lambda: requests_in_progress(provider) > BUSY_REQUESTS,
             freeze_for=FREEZE,
-            rest=_REST,
         ),
         outages=Outages(home, beat, broker_url, plan_outages(options.seed, waves=waves, gap=gap), queues=queues),
         time_limit=options.time_limit,
