@@ -12,6 +12,7 @@ from pipeline.domain import errors
 from pipeline.domain.codec import missing_key
 from pipeline.domain.errors import (
     AuthError,
+    ClaimedNameError,
     EventError,
     HandlerError,
     IllegalTransitionError,
@@ -23,6 +24,7 @@ from pipeline.domain.errors import (
     PhaseViolationError,
     PipelineError,
     QuietPeriodError,
+    RefusedError,
     ReservationError,
     SchemaVersionError,
     SecondApprovalError,
@@ -30,6 +32,7 @@ from pipeline.domain.errors import (
     StateChangedError,
     TamperedError,
     TransientError,
+    UnavailableError,
     UnresolvedError,
     UnsupportedSchemaError,
 )
@@ -66,6 +69,15 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (
         SecondApprovalError(ONE, act="happened", value=9000),
         [f"Mutation {ONE} has the value 9000", "happened needs two people", "another gives the same answer"],
+    ),
+    (
+        ClaimedNameError(ONE, act="happened", value=9000, name="ada"),
+        [
+            f"Mutation {ONE} has the value 9000",
+            "needs two people",
+            "'ada' is only the name",
+            "Expected an answer in the",
+        ],
     ),
     (
         StateChangedError(ONE, verb="resolve", changes=["attempts was 1, is 2", "error changed, is none"]),
@@ -114,6 +126,8 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (EventError(EventId(7), "event 7 does not fit Order"), ["event 7 does not fit Order"]),
     (TransientError("the mail server is away"), ["the mail server is away"]),
     (AuthError("the token has expired"), ["the token has expired"]),
+    (UnavailableError("The database cannot be used: away."), ["cannot be used: away"]),
+    (RefusedError("The database refused the events: too old."), ["refused the events: too old"]),
 ]
 #: Classes that only gather others, or that authors raise with their own words.
 GATHER = {PipelineError, InvalidInputError, HandlerError}

@@ -16,6 +16,7 @@ from pipeline.testing.conformance_suite import run_case
 _HASTE = re.compile(
     "nothing was in its way"
     "|no request met the fault"
+    "|one call sent 2 requests"  # the second is what an earlier case left behind
     "|past its deadline"
     "|sent something after its deadline"
     "|not staged"
