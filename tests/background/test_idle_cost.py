@@ -112,12 +112,17 @@ def pages(db: Database, name: str) -> int:
     return min(int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]) for plan in found)
 
 
-def test_a_hundred_times_the_workflows_do_not_make_an_idle_sweep_read_more(db: Database) -> None:
+@pytest.mark.parametrize("analysed", ["never", "empty", "with many"])
+def test_a_hundred_times_the_workflows_do_not_make_an_idle_sweep_read_more(db: Database, analysed: str) -> None:
     with db.transaction() as tx:
+        if analysed == "empty":
+            tx.execute(text("ANALYZE"))
         tx.execute(_IDLE_WORKFLOWS, count=FEW, prefix="idle ")
     few = {name: pages(db, name) for name in ASKED}
     with db.transaction() as tx:
         tx.execute(_IDLE_WORKFLOWS, count=MANY, prefix="more ")
+        if analysed == "with many":
+            tx.execute(text("ANALYZE"))
     many = {name: pages(db, name) for name in ASKED}
     grown = {name: (few[name], many[name]) for name in ASKED if many[name] > 3 * max(few[name], 5)}
     assert not grown, "pages with few and with many workflows"

@@ -180,11 +180,11 @@ here AS MATERIALIZED (
   FROM ended e GROUP BY e.workflow
 ), backlog AS (
   SELECT h.workflow, sum(d.number) AS number, min(d.oldest) AS oldest
-  FROM waiting w JOIN pipeline.handlers h ON h.id = w.handler_id AND NOT h.retired
+  FROM waiting w {join_by_id("handlers", "h", "w.handler_id")}
   CROSS JOIN LATERAL (SELECT count(*) AS number, min(d.event_id) AS oldest FROM (
     SELECT d.event_id FROM pipeline.deliveries d WHERE {is_of_handler("h.id")} AND d.event_id > h.low_watermark
       AND d.status = '{DeliveryStatus.PENDING}' ORDER BY {PENDING_ORDER} LIMIT :counted) d) d
-  WHERE d.number > 0 GROUP BY h.workflow
+  WHERE d.number > 0 AND NOT h.retired GROUP BY h.workflow
 ), unresolved AS (
   SELECT m.workflow, count(*) AS number FROM pipeline.mutations m WHERE m.status IN {MUTATION_IN_DOUBT}
   GROUP BY m.workflow
