@@ -148,12 +148,13 @@ WHERE m.id = :id ORDER BY r.id FOR NO KEY UPDATE OF r, m
 
 #: Run and mutation of a verdict that still counts, both locked, the run first.
 _JUDGED = f"""
-judged AS (
+named AS MATERIALIZED (
+  SELECT m.run_id FROM pipeline.mutations m WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested))
+), judged AS (
   SELECT r.id AS run, r.handler_id, r.event_ids, r.status AS run_status, m.id AS mutation, x.*
   FROM requested x JOIN pipeline.mutations m ON m.id = x.mutation_id JOIN pipeline.runs r ON r.id = m.run_id
   WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested))
-    AND r.id = ANY(ARRAY(
-      SELECT m.run_id FROM pipeline.mutations m WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested))))
+    AND r.id = ANY(ARRAY(SELECT run_id FROM named)) AND m.run_id = ANY(ARRAY(SELECT run_id FROM named))
     AND ((x.fence IS NOT NULL AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{Phase.MUTATING}' AND r.fence = x.fence
           AND m.status = '{MutationStatus.IN_FLIGHT}')
       OR (x.fence IS NULL AND r.status = '{RunStatus.PAUSED_RECONCILIATION}' AND r.phase = '{Phase.MUTATING}'
