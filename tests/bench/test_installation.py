@@ -22,7 +22,7 @@ from tests.support.databases import invariant_findings
 @pytest.fixture
 def site(db: Database, database_url: str, embedded: Servers, tmp_path: Path) -> Iterator[Installation]:
     del db
-    urls = Servers(database_url=database_url, broker_url=f"{embedded.broker_url.rpartition('/')[0]}/12")
+    urls = Servers(database_url=database_url, broker_url=f"{embedded.broker_url.rpartition('/')[0]}/14")
     with closing(Installation(urls, tmp_path, log=None)) as found:
         yield found
 
