@@ -36,8 +36,8 @@ class Claim(StrEnum):
 
     DONE = "done"
     FAILED = "failed"
-    OPEN = "open"  #: it waits for a person, who is told so
-    NONE = "none"  #: nothing moves, and nobody is told
+    OPEN = "open"  #: it waits for an operator, and attention shows it
+    NONE = "none"  #: nothing moves, and no status reports it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class SideFigures:
     done: int
     effects: int
     doubled: int  #: orders with more than one effect
-    lost: int  #: orders without an effect, about which nobody is told
-    stuck: int  #: orders with an effect that never became done, about which nobody is told
+    lost: int  #: orders without an effect that no status reports
+    stuck: int  #: orders with an effect that never became done and that no status reports
     wrong_verdicts: int  #: done without an effect, or failed with one
-    for_a_person: int  #: orders that wait for a person, as open or as failed
+    for_a_person: int  #: orders that wait for an operator, as open or as failed
     seconds: float
     doubled_by_operation: Mapping[str, int]
     faults: Mapping[str, int]
@@ -215,10 +215,10 @@ class _PeerEnd:
 
 _CHARTS = {
     "doubled": "orders with more than one effect",
-    "lost": "orders without an effect, and nobody told",
-    "stuck": "orders with an effect that stay open, and nobody told",
+    "lost": "orders without an effect, unreported",
+    "stuck": "orders with an effect that stay open, unreported",
     "wrong_verdicts": "orders recorded otherwise than it was",
-    "for_a_person": "orders that wait for a person",
+    "for_a_person": "orders that wait for an operator",
 }
 
 

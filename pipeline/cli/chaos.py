@@ -25,10 +25,10 @@ _COMPARED = {
     "done": "done",
     "effects": "effects",
     "doubled": "with more than one effect",
-    "lost": "without an effect, nobody told",
-    "stuck": "with an effect, never done, nobody told",
+    "lost": "without an effect, unreported",
+    "stuck": "with an effect, never done, unreported",
     "wrong_verdicts": "recorded otherwise than it was",
-    "for_a_person": "that wait for a person",
+    "for_a_person": "that wait for an operator",
     "unfinished": "messages left at the end of the time",
 }
 
